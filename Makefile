@@ -1,0 +1,40 @@
+# Two commands for a fresh machine: `make quickstart` and `make test`. Both set up .venv first.
+PYTHON ?= $(or $(shell command -v python3.11),$(shell command -v python3))
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.attuner-ready
+
+.PHONY: quickstart test check format lock clean
+
+quickstart: $(STAMP)
+	$(BIN)/attuner run configs/campaigns/quickstart.yaml
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+check: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/attuner rules check
+	$(BIN)/pytest -q -m "not slow"
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "attuner needs Python 3.11: make PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "  set-up          making $(VENV) from requirements.lock"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.lock
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+	@echo "  set-up          done ($(VENV))"
+
+# after a change of dependencies in pyproject.toml: resolve afresh and write the lock (no hash for torch: its build differs by machine)
+lock:
+	PYTHON=$(PYTHON) tools/lock.sh
+
+clean:
+	rm -rf $(VENV)

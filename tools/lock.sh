@@ -1,0 +1,16 @@
+#!/usr/bin/env bash
+# Resolve pyproject.toml's dependencies in a fresh environment and write requirements.lock: exact versions, and hashes of
+# everything but torch, whose build differs by machine. pip refuses a file in which only some lines have hashes, so the
+# hashes stand in requirements.hashes, which `pip download --require-hashes` can use without torch.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+"${PYTHON:-python3.11}" -m venv "$work/venv"
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check torch==2.13.0
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check hatchling editables
+"$work/venv/bin/pip" install --quiet --disable-pip-version-check --no-build-isolation '.[dev]'
+{
+  echo "# written by \`make lock\` for Python 3.11 on Linux; install with: pip install -r requirements.lock"
+  "$work/venv/bin/pip" freeze --exclude attuner --exclude-editable | sed -e 's/+cpu$//' | grep -v ' @ file:'
+} > requirements.lock
