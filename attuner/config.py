@@ -1,0 +1,238 @@
+"""Reads what people write: campaign, recipe and cluster files, the register, the lever catalog, and the register's lock.
+
+YAML is data here: safe_load, unknown keys are errors, no templating, no environment. Every problem is one line that names
+the file, the key and how to mend it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import hashlib
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from attuner.core.base import canonical_json
+from attuner.core.campaign import Campaign, Cluster
+from attuner.core.errors import UserError
+from attuner.core.recipe import Recipe
+from attuner.policy.register import Register, build_register, check_condition
+
+M = TypeVar("M", bound=BaseModel)
+POLICY = Path(__file__).parent / "policy"
+ALSO_JUDGE = ("core/recipe.py", "steps/common.py", "steps/gate.py", "steps/score.py", "steps/remeasure.py", "steps/ship.py")
+"""Judging code outside policy/: what counts as a difference, and the steps that apply the looks."""
+LEVERS = "levers.yaml"
+LOCK = "LOCK"
+
+
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """safe_load that refuses a key written twice: YAML would silently keep the last one."""
+
+
+def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
+    seen = set()
+    for key_node, _ in node.value:
+        key = loader.construct_object(key_node, deep=True)
+        try:
+            twice = key in seen
+        except TypeError:
+            raise UserError(f"line {key_node.start_mark.line + 1}: a key must be a word, not {key!r}") from None
+        if twice:
+            raise UserError(f"key {key!r} stands twice (line {key_node.start_mark.line + 1}); keep one")
+        seen.add(key)
+    return dict(loader.construct_pairs(node, deep=True))
+
+
+_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
+
+
+def read_yaml(path: Path) -> Any:
+    """Return a YAML file's data.
+
+    Raises:
+        UserError: it is missing, not YAML, or has a key twice.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: can't be read: {error}") from None
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
+def parse(model: type[M], data: Any, source: Path | str) -> M:
+    """Validate data against a record.
+
+    Raises:
+        UserError: one line: file, key, what is wrong, and the nearest known key for an unknown one.
+    """
+    if not isinstance(data, dict):
+        raise UserError(f"{source}: expected keys and values, found {type(data).__name__}")
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise UserError(f"{source}: {_first_problem(model, error)}") from None
+
+
+def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
+    problem = error.errors()[0]
+    where = ".".join(str(x) for x in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        known = _keys_at(model, problem["loc"][:-1])
+        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+        return f"{where}: unknown key; {hint}"
+    if problem["type"] == "missing":
+        return f"{where}: is missing; add it"
+    message = problem["msg"].removeprefix("Value error, ")
+    value = "" if isinstance(problem["input"], dict) else f", not {problem['input']!r}"
+    return f"{where}: {message}{value}" if where else message
+
+
+def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
+    current: Any = model
+    for step in path:
+        field = getattr(current, "model_fields", {}).get(step)
+        if field is None:
+            return []
+        current = field.annotation
+    return list(getattr(current, "model_fields", {}))
+
+
+def _find(name: str, near: Path, roots: list[Path]) -> Path:
+    """Return the file that a campaign names: beside it, in its configs/ folder, or in one of the roots."""
+    tried = [near.parent / name, near.parent.parent / name, *(r / name for r in roots)]
+    found = next((p for p in tried if p.is_file()), None)
+    if found is None:
+        raise UserError(f"{near}: {name}: no such file; looked in {', '.join(sorted({str(p.parent) for p in tried}))}")
+    return found
+
+
+def load_recipe(path: Path) -> Recipe:
+    """Read a recipe file: stack, arguments, env."""
+    return parse(Recipe, read_yaml(path), path)
+
+
+def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
+    """Read a campaign file with the recipe and the cluster it names; ids and digests come at birth.
+
+    Raises:
+        UserError: one line on the first problem.
+    """
+    data = read_yaml(path)
+    if not isinstance(data, dict):
+        raise UserError(f"{path}: expected keys and values; see configs/campaigns/quickstart.yaml")
+    roots = [configs] if configs else []
+    for key in ("baseline", "launcher", "stack", "workload"):
+        if key not in data:
+            raise UserError(f"{path}: {key}: is missing; add it")
+    for key in ("id", "register_lock", "source_file"):
+        if key in data:
+            raise UserError(f"{path}: {key}: is set by attuner at birth; take it out")
+    body = dict(data)
+    if isinstance(body["baseline"], str):
+        body["baseline"] = load_recipe(_find(body["baseline"], path, roots)).data()
+    launcher = body["launcher"]
+    if isinstance(launcher, dict) and isinstance(launcher.get("cluster"), str):
+        file = _find(launcher["cluster"], path, roots)
+        body["launcher"] = {**launcher, "cluster": parse(Cluster, read_yaml(file), file).data()}
+    return parse(Campaign, {**body, "source_file": str(path)}, path)
+
+
+def _register_files(rules_dir: Path, stack: str) -> list[Path]:
+    folder = rules_dir / stack
+    files = sorted(p for p in folder.glob("*.yaml") if p.name != LEVERS)
+    if not files:
+        raise UserError(f"{folder}: stack {stack} has no register; a stack without a register launches nothing")
+    common = rules_dir / "common.yaml"
+    return [*([common] if common.is_file() else []), *files]
+
+
+def load_register(rules_dir: Path, stack: str) -> Register:
+    """Return the register of a stack, with the common rules.
+
+    Raises:
+        UserError: there is none, or an entry is malformed.
+    """
+    entries = []
+    for file in _register_files(rules_dir, stack):
+        data = read_yaml(file)
+        if not isinstance(data, list):
+            raise UserError(f"{file}: expected a list of rules")
+        entries += [(file.name if file.parent == rules_dir else f"{stack}/{file.name}", entry) for entry in data]
+    return build_register(stack, entries)
+
+
+def load_levers(rules_dir: Path, stack: str) -> list[dict[str, Any]]:
+    """Return the lever catalog of a stack; empty if there is none (the catalog is a help, not a fence)."""
+    file = rules_dir / stack / LEVERS
+    if not file.is_file():
+        return []
+    levers = read_yaml(file)
+    needed = {"id", "changes", "eases", "idea", "options", "source"}
+    for lever in levers:
+        missing = needed - set(lever)
+        if missing:
+            raise UserError(f"{file}: lever {lever.get('id', '?')}: {', '.join(sorted(missing))}: is missing; add it")
+        for option in lever["options"]:
+            foreign = set(option["set"]) - set(lever["changes"])
+            if foreign:
+                raise UserError(f"{file}: lever {lever['id']}: {', '.join(sorted(foreign))} is set but not among `changes`")
+            for condition in option.get("when", []):
+                try:
+                    check_condition(condition)
+                except ValueError as error:
+                    raise UserError(f"{file}: lever {lever['id']}: {error}") from None
+    return list(levers)
+
+
+def file_digests(rules_dir: Path) -> dict[str, str]:
+    """Return sha256 of every rules file and of the judging code, by path."""
+    rules = {f"rules/{p.relative_to(rules_dir).as_posix()}": p for p in rules_dir.rglob("*.yaml")}
+    package = POLICY.parent
+    judges = [*POLICY.glob("*.py"), *(package / name for name in ALSO_JUDGE)]
+    policy = {f"attuner/{p.relative_to(package).as_posix()}": p for p in judges}
+    return {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in sorted({**rules, **policy}.items())}
+
+
+def register_lock(rules_dir: Path, stack: str) -> str:
+    """Return one digest of the stack's rules, the common rules and the judging code, as they are on disk now."""
+    relevant = {
+        name: digest
+        for name, digest in file_digests(rules_dir).items()
+        if name.startswith(("attuner/", f"rules/{stack}/")) or name == "rules/common.yaml"
+    }
+    return hashlib.sha256(canonical_json(relevant).encode()).hexdigest()
+
+
+def read_lock(rules_dir: Path) -> dict[str, str]:
+    """Return the digests that rules/LOCK records; empty if it is missing."""
+    file = rules_dir / LOCK
+    return dict(read_yaml(file) or {}) if file.is_file() else {}
+
+
+def write_lock(rules_dir: Path) -> Path:
+    """Write rules/LOCK from the files as they are and return its path."""
+    text = (
+        "# sha256 of every rules file and of attuner/policy; written by `attuner rules lock`, checked by `attuner rules check`\n"
+    )
+    body = yaml.safe_dump(file_digests(rules_dir), sort_keys=True)
+    (rules_dir / LOCK).write_text(text + body)
+    return rules_dir / LOCK
+
+
+@functools.cache
+def project_root() -> Path | None:
+    """Return the checkout that this package lies in, or None for an installed one."""
+    root = Path(__file__).resolve().parent.parent
+    return root if (root / "flows" / "campaign.py").is_file() and (root / "rules").is_dir() else None

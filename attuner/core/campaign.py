@@ -1,0 +1,134 @@
+"""Campaign: a frozen workload, a baseline recipe, a cluster and a budget, as a person writes them and as they are born."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from attuner.core.base import Record, Value
+from attuner.core.recipe import Recipe, Workload
+
+
+class StackSpec(Record):
+    """The training framework, and which one exactly."""
+
+    name: str
+    version: str
+
+
+class Device(Record):
+    """One device of the cluster."""
+
+    kind: Literal["cpu", "cuda"] = "cpu"
+    mem_gib: float | None = Field(default=None, gt=0, description="memory limit of one device; enforced on a CPU")
+    threads: int = Field(default=1, gt=0, description="compute threads of a CPU device")
+
+
+class Cluster(Record):
+    """Where launches run: the Ray resource that stands for a device, and how many there are."""
+
+    name: str
+    resource: str = Field(default="slot", description="Ray resource of one device: slot (CPU) or GPU")
+    devices: int = Field(gt=0)
+    devices_per_node: int = Field(gt=0)
+    device: Device = Device()
+    env: dict[str, str] = Field(default_factory=dict, description="environment that the launcher adds to every job")
+
+
+class LauncherSpec(Record):
+    """Which adapter launches, on which cluster."""
+
+    name: str
+    cluster: Cluster
+
+
+class ProposerSpec(Record):
+    """Which proposer searches; `script` is the scripted proposer's list of moves."""
+
+    name: str
+    script: list[dict[str, object]] = Field(default_factory=list)
+
+
+class Budget(Record):
+    """Device-hours that the campaign may spend; `auto` is 30 × one unprofiled launch, rounded up to 10."""
+
+    gpu_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
+
+
+class Noise(Record):
+    """How the band is made from the calibration runs."""
+
+    calibration_runs: int = Field(default=5, ge=5)
+    floor: float = Field(default=0.03, gt=0)
+    sigmas: float = Field(default=3.0, gt=0)
+    busy_sigma: float = Field(default=0.08, gt=0, description="above it the machine is too busy: calibrate once more")
+    max_step_spread: float = Field(default=3.0, gt=1, description="slowest scored step over the median of a valid run")
+
+
+class GateSpec(Record):
+    """How the gate treats what it can't decide alone."""
+
+    step0_loss_tolerance: float = Field(default=0.05, gt=0, le=0.05)
+    review: Literal["before_ship", "report_only"] = "before_ship"
+    component_tests: Literal["auto", "manual"] = Field(
+        default="auto", description="auto: run a missing component test as a charged check launch"
+    )
+
+
+class Remeasure(Record):
+    """The final interleaved re-measurement."""
+
+    pairs: int = Field(default=3, ge=3)
+
+
+class LaunchLimits(Record):
+    """Times that bound one launch, in seconds."""
+
+    expected_s: float | None = Field(default=None, gt=0, description="a person's guess of one launch, for the first reserve")
+    max_s: float = Field(default=600, gt=0)
+    hang_s: float = Field(default=120, gt=0, description="no step for this long is a hang")
+    profile_steps: int = Field(default=1, ge=1)
+
+
+class Prepare(Record):
+    """The common checkpoint that every launch starts from: given, or made once by training some steps."""
+
+    checkpoint: str = Field(default="", description="folder of an existing checkpoint; then nothing is trained")
+    steps: int = Field(default=0, ge=0, description="steps that make the checkpoint, on rows of their own")
+    arguments: dict[str, Value] = Field(default_factory=dict, description="what differs from the baseline while making it")
+
+
+class Campaign(Record):
+    """Everything that is fixed when a campaign is born; recorded once, never edited."""
+
+    id: str = ""
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")
+    workload: Workload
+    baseline: Recipe
+    stack: StackSpec
+    launcher: LauncherSpec
+    proposer: ProposerSpec
+    budget: Budget = Budget()
+    noise: Noise = Noise()
+    gate: GateSpec = GateSpec()
+    remeasure: Remeasure = Remeasure()
+    launch: LaunchLimits = LaunchLimits()
+    prepare: Prepare = Prepare()
+    register_lock: str = ""
+    source_file: str = ""
+
+    @model_validator(mode="after")
+    def _check(self) -> Campaign:
+        cluster = self.launcher.cluster
+        if self.workload.gpus > cluster.devices:
+            raise ValueError(
+                f"workload.gpus: {self.workload.gpus} is more than the {cluster.devices} devices of cluster {cluster.name}"
+            )
+        if self.workload.warmup_steps >= self.workload.steps:
+            raise ValueError(
+                f"workload.warmup_steps: {self.workload.warmup_steps} leaves no scored step of {self.workload.steps}"
+            )
+        if self.baseline.stack != self.stack.name:
+            raise ValueError(f"baseline: written for stack {self.baseline.stack}, the campaign says {self.stack.name}")
+        return self

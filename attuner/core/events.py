@@ -1,0 +1,157 @@
+"""Event, one row of the ledger, and History: a campaign's past read as typed records (the last event of a key holds)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from attuner.core.base import Record
+from attuner.core.campaign import Campaign
+from attuner.core.judgement import Calibration, ComponentTest, Remeasurement, Score, Shipment, Verdict
+from attuner.core.recipe import EffectiveConfig, Recipe
+from attuner.core.run import Attempt, Launch, Settlement, StepBreakdown, Trial
+from attuner.core.search import Hypothesis, Stop
+
+R = TypeVar("R", bound=Record)
+
+
+class Event(Record):
+    """One row of the ledger."""
+
+    seq: int
+    campaign_id: str
+    n: int
+    kind: str
+    key: str
+    at: float
+    fence: int
+    record: dict[str, Any]
+    prev: str
+    hash: str
+
+
+def attempt_key(launch_id: str, attempt: int) -> str:
+    """Return the ledger key of one attempt."""
+    return f"{launch_id}#{attempt}"
+
+
+class History:
+    """Typed reading of one campaign's events. Pure: it holds nothing but the events it was given."""
+
+    def __init__(self, events: list[Event]) -> None:
+        self.events = events
+        self._last: dict[str, dict[str, Event]] = {}
+        for event in events:
+            self._last.setdefault(event.kind, {})[event.key] = event
+
+    def find(self, kind: str, key: str, model: type[R]) -> R | None:
+        """Return the record that holds for (kind, key), or None."""
+        event = self._last.get(kind, {}).get(key)
+        return model.model_validate(event.record) if event else None
+
+    def all(self, kind: str, model: type[R]) -> list[R]:
+        """Return the records of a kind, in the order in which their keys first appeared."""
+        return [model.model_validate(e.record) for e in self._last.get(kind, {}).values()]
+
+    def campaign(self) -> Campaign:
+        """Return the campaign as it was born."""
+        return self.all("campaign", Campaign)[0]
+
+    def recipe(self, digest: str) -> Recipe:
+        """Return the recipe with this digest."""
+        found = self.find("recipe", digest, Recipe)
+        if found is None:
+            raise KeyError(digest)
+        return found
+
+    def effective(self, digest: str) -> EffectiveConfig | None:
+        """Return the final values of the recipe with this digest, if it was resolved."""
+        return self.find("effective", digest, EffectiveConfig)
+
+    def launches(self) -> list[Launch]:
+        """Return the launches in the order in which they were decided."""
+        return self.all("launch", Launch)
+
+    def launch(self, launch_id: str) -> Launch | None:
+        """Return one launch."""
+        return self.find("launch", launch_id, Launch)
+
+    def attempts(self, launch_id: str) -> list[Attempt]:
+        """Return the attempts of a launch, first to last."""
+        return sorted((a for a in self.all("attempt", Attempt) if a.launch_id == launch_id), key=lambda a: a.number)
+
+    def settlements(self) -> list[Settlement]:
+        """Return every charge."""
+        return self.all("settled", Settlement)
+
+    def settled(self, launch_id: str, attempt: int) -> Settlement | None:
+        """Return the charge of one attempt, if it is closed."""
+        return self.find("settled", attempt_key(launch_id, attempt), Settlement)
+
+    def charge(self, launch_id: str) -> float:
+        """Return the device-hours of all closed attempts of a launch."""
+        return sum(s.gpu_hours for s in self.settlements() if s.launch_id == launch_id)
+
+    def trial(self, launch_id: str) -> Trial | None:
+        """Return what came of a launch, if it has ended."""
+        return self.find("trial", launch_id, Trial)
+
+    def breakdown(self, launch_id: str) -> StepBreakdown | None:
+        """Return where the steps of a launch went, if it was profiled."""
+        return self.find("breakdown", launch_id, StepBreakdown)
+
+    def hypotheses(self) -> list[Hypothesis]:
+        """Return the hypotheses in order."""
+        return self.all("hypothesis", Hypothesis)
+
+    def hypothesis(self, hypothesis_id: str) -> Hypothesis | None:
+        """Return one hypothesis."""
+        return self.find("hypothesis", hypothesis_id, Hypothesis)
+
+    def verdict(self, subject: str) -> Verdict | None:
+        """Return the verdict on a hypothesis id, or on `launch#attempt`."""
+        return self.find("verdict", subject, Verdict)
+
+    def score(self, launch_id: str) -> Score | None:
+        """Return the score of a launch."""
+        return self.find("score", launch_id, Score)
+
+    def scores(self) -> list[Score]:
+        """Return every score in order."""
+        return self.all("score", Score)
+
+    def calibration(self) -> Calibration | None:
+        """Return the last calibration: the one that holds."""
+        rounds = self.all("calibration", Calibration)
+        return rounds[-1] if rounds else None
+
+    def component_tests(self) -> list[ComponentTest]:
+        """Return the component tests on record."""
+        return self.all("component", ComponentTest)
+
+    def stop(self) -> Stop | None:
+        """Return why the search ended, if it did."""
+        return self.find("stop", "final", Stop)
+
+    def remeasurement(self) -> Remeasurement | None:
+        """Return the final re-measurement."""
+        return self.find("remeasurement", "final", Remeasurement)
+
+    def shipment(self) -> Shipment | None:
+        """Return what was shipped."""
+        return self.find("shipment", "final", Shipment)
+
+    def leader(self) -> str:
+        """Return the launch id of the leader: the last score that took the lead, else the first calibration run."""
+        leaders = [s.launch_id for s in self.scores() if s.new_leader]
+        if leaders:
+            return leaders[-1]
+        calibration = self.calibration()
+        return calibration.launches[0] if calibration else ""
+
+    def leader_speed(self) -> float:
+        """Return the leader's tokens/s per device; the baseline's is its calibration mean."""
+        leaders = [s for s in self.scores() if s.new_leader]
+        if leaders:
+            return leaders[-1].tokens_per_s_per_gpu
+        calibration = self.calibration()
+        return calibration.mean if calibration else 0.0

@@ -1,0 +1,130 @@
+"""What was run: Launch (decided), Attempt (submitted), Settlement (charged), Trial (what came of it), StepBreakdown."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from attuner.core.base import Record
+
+LaunchKind = Literal["prepare", "calibrate", "search", "check", "remeasure"]
+TrialStatus = Literal["ok", "oom", "hang", "crash", "infrastructure"]
+
+
+class Launch(Record):
+    """A launch that was decided, with its reserve; recorded before anything is submitted."""
+
+    id: str
+    kind: LaunchKind
+    recipe: str = Field(description="digest of the recipe")
+    hypothesis: str = ""
+    purpose: str
+    reserve_gpu_hours: float
+    time_limit_s: float
+    profile_steps: int = 0
+    component: list[str] = Field(default_factory=list, description="of a check: component, argument, old value, new value")
+
+
+class Attempt(Record):
+    """One submission of a launch; a lost allocation opens a second one."""
+
+    launch_id: str
+    number: int
+    submission_id: str
+    folder: str = Field(description="where the run writes; survives the Ray head")
+    address: str = ""
+    head_pid: int | None = None
+    submitted_at: float
+
+
+class Settlement(Record):
+    """The charge of one attempt, from allocation to release."""
+
+    launch_id: str
+    attempt: int
+    gpus: int
+    allocated_at: float | None
+    released_at: float | None
+    gpu_hours: float
+    how: Literal["released", "last_heartbeat", "never_allocated"]
+    detail: str = Field(default="", description="the launcher's last word on the job")
+    lost: bool = Field(default=False, description="the allocation was proved gone")
+    interrupted: bool = Field(default=False, description="stopped together with its campaign; a resume tries afresh")
+
+
+class StepRecord(Record):
+    """One training step of a run, as the trainer wrote it."""
+
+    step: int
+    kind: Literal["warmup", "scored", "profiled"]
+    t: float
+    step_s: float
+    rank_step_s: list[float] = Field(default_factory=list)
+    lm_loss: float
+    aux: dict[str, float] = Field(default_factory=dict)
+    grad_norm: float | None = None
+    loss_tokens: float
+    tokens: int
+    peak_mem_gib: float | None = None
+
+
+class Trial(Record):
+    """What came of a launch: the steps, the cause if it failed, the cost."""
+
+    launch_id: str
+    attempt: int
+    status: TrialStatus
+    cause: str = ""
+    phase: str = ""
+    steps: list[StepRecord] = Field(default_factory=list)
+    gpu_hours: float = Field(description="of all its attempts so far")
+    duration_s: float = 0.0
+    hosts: list[str] = Field(default_factory=list)
+    hardware: list[str] = Field(default_factory=list, description="models of the devices it ran on")
+    gpus: int = 0
+    env: dict[str, str] | None = Field(default=None, description="what a rank reported of its environment; None: nothing")
+    config_digest: str = Field(default="", description="digest of the final arguments that the run itself reported")
+    other_load: float | None = Field(default=None, description="mean cores other processes took while scored steps ran")
+
+    def step0_loss(self) -> float | None:
+        """Return the loss of the first step: same weights, same rows, no update yet."""
+        return self.steps[0].lm_loss if self.steps and self.steps[0].step == 0 else None
+
+    def peak_mem_gib(self) -> float | None:
+        """Return the largest device memory of any step, GiB."""
+        return max((s.peak_mem_gib for s in self.steps if s.peak_mem_gib is not None), default=None)
+
+
+class RankStep(Record):
+    """Where one profiled step of one rank went; the four parts add up to `step_s`."""
+
+    rank: int
+    step: int
+    step_s: float
+    compute_s: float
+    exposed_comm_s: float
+    host_s: float
+    idle_s: float
+    overlapped_comm_s: float = 0.0
+    comm_by_kind: dict[str, float] = Field(default_factory=dict, description="exposed seconds by collective")
+
+
+class StepBreakdown(Record):
+    """Where the profiled steps of a launch went, per rank and step."""
+
+    launch_id: str
+    attempt: int = 1
+    rank_steps: list[RankStep]
+
+    def shares(self) -> dict[str, float]:
+        """Return mean fractions of the step: compute, exposed_comm, host, idle."""
+        total = sum(r.step_s for r in self.rank_steps) or 1.0
+        parts = {"compute": "compute_s", "exposed_comm": "exposed_comm_s", "host": "host_s", "idle": "idle_s"}
+        return {name: sum(getattr(r, field) for r in self.rank_steps) / total for name, field in parts.items()}
+
+    def comm_shares(self) -> dict[str, float]:
+        """Return exposed communication by collective, as fractions of the step."""
+        total = sum(r.step_s for r in self.rank_steps) or 1.0
+        kinds = sorted({k for r in self.rank_steps for k in r.comm_by_kind})
+        return {k: sum(r.comm_by_kind.get(k, 0.0) for r in self.rank_steps) / total for k in kinds}

@@ -1,0 +1,237 @@
+"""The five ports that steps see, and the Kit that wires them. Adapters implement them and never see each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from attuner.core.base import Record
+from attuner.core.campaign import Campaign
+from attuner.core.events import Event, History
+from attuner.core.recipe import EffectiveConfig, Recipe
+from attuner.core.run import Attempt, RankStep, StepRecord
+from attuner.core.search import Hypothesis, Stop
+
+
+class JobSpec(Record):
+    """What a launcher needs to run one attempt: what the runner reads, and the devices it reserves."""
+
+    module: str
+    job: dict[str, Any]
+    env: dict[str, str]
+    gpus: int
+    gpus_per_node: int
+    resource: str
+    time_limit_s: float
+    hang_s: float
+    torchrun: bool = True
+
+
+class JobState(Record):
+    """What a launcher knows of an attempt. `gone` means proved: node or head dead, job unknown."""
+
+    phase: str
+    detail: str = ""
+    gone: bool = False
+
+    def done(self) -> bool:
+        """Tell whether the attempt holds no device any more."""
+        return self.phase in ("succeeded", "failed", "stopped") or self.gone
+
+
+class Stamp(Record):
+    """Allocation and release of one attempt, as its runner wrote them (unix seconds)."""
+
+    allocated_at: float | None = None
+    released_at: float | None = None
+    last_heartbeat: float | None = None
+    hosts: list[str] = []
+    hardware: list[str] = []
+    outcome: str = ""
+    phase: str = ""
+    detail: str = ""
+    other_load: float | None = None
+
+
+class RunFiles(Record):
+    """Where one attempt wrote, and what its runner stamped."""
+
+    folder: str
+    stamp: Stamp
+
+
+class RunResult(Record):
+    """What a stack reads from the files of a run."""
+
+    steps: list[StepRecord]
+    status: str
+    cause: str = ""
+    phase: str = ""
+    arguments: dict[str, Any] = {}
+    env: dict[str, str] | None = None
+
+
+class Stack(Protocol):
+    """Describes one training framework: resolves recipes, builds the command, reads what a run left."""
+
+    name: str
+
+    def freeze(self, campaign: Campaign, folder: Path) -> str:
+        """Make the dataset's rows under `folder` once and return `name@sha256:…`."""
+        ...
+
+    def resolve(self, recipe: Recipe, campaign: Campaign) -> EffectiveConfig:
+        """Return the final values; raises Refused with the formula for a layout that can't be built."""
+        ...
+
+    def close(self) -> None:
+        """End what resolving started."""
+        ...
+
+    def command(self, recipe: Recipe, campaign: Campaign, *, kind: str, profile_steps: int, inputs: dict[str, Any]) -> JobSpec:
+        """Return what to run for one launch."""
+        ...
+
+    def read(self, files: RunFiles) -> RunResult:
+        """Return steps and outcome of a finished run."""
+        ...
+
+    def progress(self, files: RunFiles) -> int:
+        """Return how many steps a running attempt has written."""
+        ...
+
+    def component(self, files: RunFiles) -> dict[str, Any]:
+        """Return what a component test measured."""
+        ...
+
+    def trace(self, files: RunFiles) -> list[RankStep]:
+        """Return the breakdown of the profiled steps; empty if the run left no trace."""
+        ...
+
+
+class Launcher(Protocol):
+    """Runs attempts on a cluster. Submission attaches when the attempt exists already."""
+
+    def submit(self, attempt: Attempt, job: JobSpec) -> Attempt:
+        """Submit, or attach to what runs under this submission id; return where it runs. Raises Transient."""
+        ...
+
+    def poll(self, attempt: Attempt) -> JobState:
+        """Return the state. Raises Transient when contact is lost and nothing is proved."""
+        ...
+
+    def cancel(self, attempt: Attempt) -> None:
+        """Stop the attempt and free its devices; harmless if it has ended."""
+        ...
+
+    def files(self, attempt: Attempt) -> RunFiles:
+        """Return what the attempt has written so far."""
+        ...
+
+    def close(self) -> None:
+        """Free what this launcher itself started."""
+        ...
+
+
+class Proposer(Protocol):
+    """Searches. It reads history and returns one move; it can't launch, edit rules or touch the ledger."""
+
+    def ask(self, brief: Brief) -> Hypothesis | Stop:
+        """Return the next hypothesis, or a stop with its evidence."""
+        ...
+
+
+class Ledger(Protocol):
+    """Append-only truth. Any process may read; a campaign is written by the holder of its lease."""
+
+    def append(self, campaign_id: str, kind: str, key: str, record: Record) -> int:
+        """Append one record durably and return its sequence number. Raises Refused when fenced off."""
+        ...
+
+    def history(self, campaign_id: str) -> list[Event]:
+        """Return the campaign's events in order."""
+        ...
+
+    def campaigns(self) -> list[str]:
+        """Return the ids of all campaigns, oldest first."""
+        ...
+
+    def claim(self, campaign_id: str) -> int:
+        """Take the campaign's lease and return its fencing number. Raises Refused if a live process holds it."""
+        ...
+
+    def release(self, campaign_id: str) -> None:
+        """Give the lease back; harmless if it is not held."""
+        ...
+
+    def close(self) -> None:
+        """Give back every lease and let go of the file; harmless twice."""
+        ...
+
+
+class Watch(Protocol):
+    """Who looks on: the terminal's live block. It only listens."""
+
+    def event(self, kind: str, key: str, record: Record) -> None:
+        """One record was appended."""
+        ...
+
+    def progress(self, launch_id: str, phase: str, steps: int) -> None:
+        """A launch is in this phase and has done so many steps."""
+        ...
+
+
+class Clock(Protocol):
+    """Time, so that tests and replay may own it."""
+
+    def now(self) -> float:
+        """Return unix seconds."""
+        ...
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        ...
+
+
+__all__ = [
+    "Brief",
+    "Clock",
+    "Event",
+    "JobSpec",
+    "JobState",
+    "Kit",
+    "Launcher",
+    "Ledger",
+    "Proposer",
+    "RunFiles",
+    "RunResult",
+    "Stack",
+    "Stamp",
+    "Watch",
+]
+
+
+@dataclass(frozen=True)
+class Brief:
+    """All that a proposer sees: the campaign, its past (a copy), and the lever catalog."""
+
+    campaign: Campaign
+    levers: list[dict[str, Any]]
+    remaining_gpu_hours: float
+    next_id: str
+    history: History
+
+
+@dataclass(frozen=True)
+class Kit:
+    """The wired adapters and the folder of one campaign: all that a step may use."""
+
+    stack: Stack
+    launcher: Launcher
+    proposer: Proposer
+    ledger: Ledger
+    clock: Clock
+    folder: Path
+    rules_dir: Path
+    watch: Watch

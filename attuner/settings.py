@@ -1,0 +1,94 @@
+"""Settings from the environment, prefix ATTUNER_; everything else stands in files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import Field
+
+from attuner.config import project_root
+from attuner.core.base import Record
+from attuner.core.errors import UserError
+
+KNOWN = {
+    "ATTUNER_HOME": "folder of the ledger and of the campaigns' files (default: ./out)",
+    "ATTUNER_PROJECT": "checkout with flows/, rules/ and configs/ (default: the working directory, then the package's own)",
+    "ATTUNER_RAY_ADDRESS": "job API of a running Ray cluster, http://host:8265 (default: a local Ray of the campaign's own)",
+    "ATTUNER_RAY_PYTHON": "Python of the cluster's nodes (default: this one for a local Ray, else `python`)",
+}
+
+INHERITED = ("ATTUNER_RAY_ID", "ATTUNER_SERVES")
+"""Marks on processes that attuner started; not settings."""
+
+
+class Settings(Record):
+    """Where things are on this machine."""
+
+    home: Path
+    project: Path | None
+    ray_address: str = ""
+    ray_python: str = Field(default="python")
+
+    @property
+    def ledger(self) -> Path:
+        """Return the ledger's file."""
+        return self.home / "attuner.duckdb"
+
+    def folder(self, campaign_id: str) -> Path:
+        """Return the folder of one campaign."""
+        return self.home / campaign_id
+
+    def rules_dir(self) -> Path:
+        """Return rules/ of the project, or the copy that rides along with an installed package."""
+        return self._data("rules")
+
+    def configs_dir(self) -> Path:
+        """Return configs/ of the project, or the copy that rides along with an installed package."""
+        return self._data("configs")
+
+    def _data(self, name: str) -> Path:
+        if self.project is not None:
+            return self.project / name
+        inside = Path(__file__).parent / "_data" / name
+        if not inside.is_dir():
+            raise UserError(f"no {name}/ found; run inside a checkout or pass --project DIR")
+        return inside
+
+    def flows_file(self) -> Path:
+        """Return flows/campaign.py, which is run from a checkout, as Prefect deployments do."""
+        if self.project is None:
+            raise UserError("flows/ is not installed with the package: run inside a checkout or pass --project DIR")
+        return self.project / "flows" / "campaign.py"
+
+
+def load_settings(environ: Mapping[str, str] | None = None, *, project: str = "") -> Settings:
+    """Read the settings.
+
+    Raises:
+        UserError: a variable with our prefix is unknown, or the project is no checkout.
+    """
+    env = os.environ if environ is None else environ
+    unknown = sorted(k for k in env if k.startswith("ATTUNER_") and k not in KNOWN and k not in INHERITED)
+    if unknown:
+        raise UserError(f"{unknown[0]}: no such setting; known: {', '.join(KNOWN)}")
+    given = project or env.get("ATTUNER_PROJECT", "")
+    if given and not (Path(given) / "flows" / "campaign.py").is_file():
+        raise UserError(f"--project {given}: no flows/campaign.py there; name a checkout of attuner")
+    here = Path.cwd()
+    root = (
+        Path(given).resolve()
+        if given
+        else (here if (here / "flows" / "campaign.py").is_file() and (here / "rules").is_dir() else project_root())
+    )
+    address = env.get("ATTUNER_RAY_ADDRESS", "")
+    if address and not address.startswith(("http://", "https://")):
+        raise UserError(f"ATTUNER_RAY_ADDRESS: {address} is not a job API address; it looks like http://host:8265")
+    return Settings(
+        home=Path(env.get("ATTUNER_HOME", "out")).resolve(),
+        project=root,
+        ray_address=address,
+        ray_python=env.get("ATTUNER_RAY_PYTHON", "") or ("python" if address else sys.executable),
+    )
