@@ -1,0 +1,113 @@
+"""The budget: reserved before a launch, settled after it; what remains is computed from the records, never stored."""
+
+from __future__ import annotations
+
+import math
+
+from attuner.core.campaign import Campaign
+from attuner.core.errors import BudgetExceeded, UserError
+from attuner.core.events import History
+
+AUTO_LAUNCHES = 30
+AUTO_ROUND = 10.0
+"""`auto`: 30 × one unprofiled launch, rounded up to 10 device-hours. Source: ATTUNE, appendix D."""
+
+
+RESERVE = 1.5
+"""What a launch sets aside, as a multiple of its expected charge: a slower candidate must not overdraw the budget."""
+
+
+def fixed_launches(campaign: Campaign) -> int:
+    """Return how many launches every campaign makes: the checkpoint, calibration and re-measurement."""
+    return bool(campaign.prepare.steps) + campaign.noise.calibration_runs + 2 * campaign.remeasure.pairs
+
+
+def total(history: History) -> float:
+    """Return the campaign's budget in device-hours; infinite while `auto` waits for its first measured launch."""
+    campaign = history.campaign()
+    if campaign.budget.gpu_hours != "auto":
+        return float(campaign.budget.gpu_hours)
+    runs = [t for t in (history.trial(x.id) for x in history.launches() if x.kind == "calibrate" and not x.profile_steps) if t]
+    if not runs:
+        return math.inf
+    return math.ceil(AUTO_LAUNCHES * runs[0].gpu_hours / AUTO_ROUND) * AUTO_ROUND
+
+
+def spent(history: History) -> float:
+    """Return device-hours of every closed attempt: failures, checks and lost allocations included."""
+    return sum(s.gpu_hours for s in history.settlements())
+
+
+def reserved(history: History) -> float:
+    """Return what launches that have not ended hold: their whole reserve, whatever their closed attempts cost."""
+    return sum(x.reserve_gpu_hours for x in history.launches() if _is_open(history, x.id))
+
+
+def _is_open(history: History, launch_id: str) -> bool:
+    """Tell whether a launch may still be charged: it has no trial yet, or its fresh attempt is not closed."""
+    attempts = history.attempts(launch_id)
+    return history.trial(launch_id) is None or any(history.settled(launch_id, a.number) is None for a in attempts)
+
+
+def launch_cost(history: History) -> float:
+    """Return the expected charge of one baseline launch, device-hours: measured, else declared, else the limit."""
+    campaign = history.campaign()
+    calibration = history.calibration()
+    if calibration is not None:
+        return calibration.launch_gpu_hours
+    return declared_cost(campaign)
+
+
+def declared_cost(campaign: Campaign) -> float:
+    """Return what a person declared one launch to cost, device-hours."""
+    seconds = campaign.launch.expected_s or campaign.launch.max_s
+    return campaign.workload.gpus * seconds / 3600.0
+
+
+def remeasure_reserve(history: History) -> float:
+    """Return what the final re-measurement still needs, device-hours; set aside from birth on."""
+    campaign = history.campaign()
+    done = sum(1 for x in history.launches() if x.kind == "remeasure")
+    return max(0, 2 * campaign.remeasure.pairs - done) * reserve(history)
+
+
+def remaining(history: History, *, for_remeasure: bool = False) -> float:
+    """Return what may still be reserved, device-hours; search may not touch the re-measurement's share."""
+    left = total(history) - spent(history) - reserved(history)
+    return left if for_remeasure else left - remeasure_reserve(history)
+
+
+def require(history: History, gpu_hours: float, *, for_remeasure: bool = False) -> None:
+    """Raise BudgetExceeded unless `gpu_hours` fit into what remains."""
+    left = remaining(history, for_remeasure=for_remeasure)
+    if gpu_hours > left + 1e-9:
+        raise BudgetExceeded(f"budget: this launch reserves {gpu_hours:.4f} device-hours, {max(left, 0):.4f} are left")
+
+
+def check_at_birth(campaign: Campaign, *, source: str) -> None:
+    """Raise UserError when a stated budget can't pay for preparation, calibration and re-measurement."""
+    if campaign.budget.gpu_hours == "auto":
+        return
+    launches = fixed_launches(campaign)
+    need = launches * RESERVE * declared_cost(campaign)
+    if campaign.budget.gpu_hours < need:
+        raise UserError(
+            f"{source}: budget.gpu_hours: {campaign.budget.gpu_hours:g} is less than calibration and re-measurement need: "
+            f"{launches} launches reserve {RESERVE:g} × {declared_cost(campaign):.4f} each, {need:.3f} device-hours; "
+            f"raise it, or state launch.expected_s"
+        )
+
+
+def time_limit_s(history: History) -> float:
+    """Return how long a launch may hold its devices, seconds: the stated limit, or 4 × a measured baseline launch."""
+    campaign = history.campaign()
+    calibration = history.calibration()
+    if calibration is None:
+        return campaign.launch.max_s
+    measured = calibration.launch_gpu_hours * 3600.0 / campaign.workload.gpus
+    return min(campaign.launch.max_s, max(4.0 * measured, campaign.launch.hang_s))
+
+
+def reserve(history: History) -> float:
+    """Return what one launch sets aside, device-hours: 1.5 × its expected charge."""
+    return RESERVE * launch_cost(history)

@@ -1,0 +1,93 @@
+"""Conduct: what a proposer may ask for, whatever its reasons. Pure functions over the campaign's past."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attuner.core.errors import Refused
+from attuner.core.events import History
+from attuner.core.recipe import Recipe
+from attuner.core.search import Hypothesis
+
+NO_LAUNCH_LIMIT = 10
+"""Hypotheses in a row that launched nothing before the search ends. Source: ATTUNE, table D3 (`no launch`)."""
+MAX_VALUE_LENGTH = 200
+
+
+def candidate(history: History, hypothesis: Hypothesis) -> Recipe:
+    """Return the recipe that a hypothesis stands for: its parent's, with one group changed.
+
+    Raises:
+        Refused: the parent is unknown or was never run.
+    """
+    parent = history.launch(hypothesis.parent)
+    if parent is None or parent.kind not in ("calibrate", "search") or history.trial(parent.id) is None:
+        raise Refused(f"{hypothesis.id}: parent {hypothesis.parent} is not a finished baseline or search launch of this campaign")
+    return history.recipe(parent.recipe).changed(hypothesis.arguments, hypothesis.env)
+
+
+def check_group(hypothesis: Hypothesis, levers: list[dict[str, Any]]) -> None:
+    """Raise Refused unless the hypothesis changes exactly one lever group, or `open` with one argument or variable.
+
+    `open` may carry what its one argument forces, named in a lever's `forces`; here that is nothing beyond it.
+    """
+    changed = [*hypothesis.arguments, *(f"env:{k}" for k in hypothesis.env)]
+    if not changed:
+        raise Refused(f"{hypothesis.id}: changes nothing")
+    for key, value in {**hypothesis.arguments, **hypothesis.env}.items():
+        if isinstance(value, str) and len(value) > MAX_VALUE_LENGTH:
+            raise Refused(f"{hypothesis.id}: the value of {key} is longer than {MAX_VALUE_LENGTH} characters")
+    if hypothesis.group == "open":
+        if len(changed) > 1:
+            raise Refused(f"{hypothesis.id}: `open` changes one argument or variable, not {', '.join(changed)}")
+        return
+    lever = next((x for x in levers if x["id"] == hypothesis.group), None)
+    if lever is None:
+        known = ", ".join(x["id"] for x in levers)
+        raise Refused(f"{hypothesis.id}: no lever group {hypothesis.group}; known: {known}, open")
+    foreign = [k for k in changed if k not in lever["changes"]]
+    if foreign:
+        raise Refused(f"{hypothesis.id}: {', '.join(foreign)} is not part of lever group {hypothesis.group}: one group at a time")
+
+
+def failed_before(history: History, recipe: str) -> str:
+    """Return the launch in which this very recipe failed by its own doing, or ''.
+
+    A launch whose allocation was lost did not fail, so its recipe may run again.
+    """
+    for launch in history.launches():
+        trial = history.trial(launch.id)
+        if launch.kind in ("prepare", "check"):  # these run something else than the recipe's steps
+            continue
+        if launch.recipe == recipe and trial is not None and trial.status not in ("ok", "infrastructure"):
+            return launch.id
+    return ""
+
+
+def check_recipe(history: History, recipe: str) -> None:
+    """Raise Refused for a recipe that failed, or was measured, unchanged."""
+    failed = failed_before(history, recipe)
+    if failed:
+        cause = history.trial(failed)
+        raise Refused(f"this recipe failed in {failed} ({cause.status if cause else ''}) and is not launched again unchanged")
+    done = [
+        x.id for x in history.launches() if x.recipe == recipe and x.kind in ("calibrate", "search") and not _lost(history, x.id)
+    ]
+    if done:
+        raise Refused(f"this recipe was measured in {done[0]} already; remeasure is the place to measure again")
+
+
+def _lost(history: History, launch_id: str) -> bool:
+    trial = history.trial(launch_id)
+    return trial is not None and trial.status == "infrastructure"
+
+
+def no_launch_streak(history: History) -> int:
+    """Return how many hypotheses in a row, up to now, launched nothing."""
+    launched = {x.hypothesis for x in history.launches() if x.kind == "search"}
+    streak = 0
+    for hypothesis in reversed(history.hypotheses()):
+        if hypothesis.id in launched:
+            break
+        streak += 1
+    return streak

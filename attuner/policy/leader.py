@@ -1,0 +1,45 @@
+"""Who may ship: the best launch whose looks admit it, under the campaign's rule for open review items."""
+
+from __future__ import annotations
+
+from attuner.core.events import History
+from attuner.core.judgement import Score
+
+
+def open_reviews(history: History, launch_id: str) -> list[str]:
+    """Return what waits for a person before this launch's recipe may ship: lines of its verdicts' review findings."""
+    launch = history.launch(launch_id)
+    if launch is None or not launch.hypothesis:
+        return []
+    verdicts = [
+        history.verdict(launch.hypothesis),
+        *(history.verdict(f"{launch_id}#{a.number}") for a in history.attempts(launch_id)),
+    ]
+    return [f.line() for v in verdicts if v is not None for f in v.reviews()]
+
+
+def shippable(history: History) -> Score | None:
+    """Return the fastest leader that may be re-measured and shipped, or None to keep the baseline.
+
+    With `gate.review: before_ship` a leader with an open review item is passed over; leaders below the band of the
+    baseline are never considered.
+    """
+    campaign = history.campaign()
+    calibration = history.calibration()
+    if calibration is None:
+        return None
+    floor = calibration.mean * (1 + calibration.band)
+    candidates = [
+        s for s in history.scores() if s.valid and s.new_leader and s.decision == "admit" and s.tokens_per_s_per_gpu > floor
+    ]
+    for score in sorted(candidates, key=lambda s: -s.tokens_per_s_per_gpu):
+        launch = history.launch(score.launch_id)
+        if launch is None or launch.kind != "search":
+            continue
+        verdict = history.verdict(launch.hypothesis)
+        if verdict is None or verdict.decision == "refuse" or verdict.recipe != launch.recipe:
+            continue
+        if campaign.gate.review == "before_ship" and open_reviews(history, score.launch_id):
+            continue
+        return score
+    return None
