@@ -1,0 +1,245 @@
+"""The laws of a ledger, without any storage: how a row is hashed onto the one before it, who may write it, what a
+healthy chain looks like, and which campaign a person means by a prefix. Both adapters, file and memory, obey it.
+
+A row's hash covers everything but its `seq`; `prev` is the hash of the campaign's row before it. The anchor remembers
+what was acknowledged, so that rows that vanish from the end are noticed. Rows beyond the anchor are healthy: their
+writer died between commit and anchor, and nobody was told that they are there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from attuner.core.base import Record, canonical_json
+from attuner.core.errors import Broken, Refused, UserError
+from attuner.ports import Event
+
+FIRST_PREV = "0" * 64
+"""What stands before the first row of a campaign."""
+
+UNLEASED_KINDS = frozenset({"note"})
+"""What may be appended without a lease: a person's remark, which no step acts upon."""
+
+_CAMPAIGN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+
+class Lease(Record):
+    """Who took a campaign's lease; the record of a `lease` event, and the text of the lease file."""
+
+    fence: int
+    pid: int
+    host: str
+    at: float
+
+
+class Problem(Record):
+    """One thing that is wrong with a ledger, as one line; `campaign_id` is empty where the whole file is meant."""
+
+    campaign_id: str
+    n: int
+    what: str
+
+    def line(self) -> str:
+        """Return the problem as one line for a person."""
+        where = f"{self.campaign_id} row {self.n}: " if self.campaign_id else ""
+        return where + self.what
+
+
+class Mark(NamedTuple):
+    """The last acknowledged row of one campaign."""
+
+    n: int
+    hash: str
+
+
+class Marks(NamedTuple):
+    """What was acknowledged: the last `seq` of all, and the last row of each campaign."""
+
+    seq: int
+    campaigns: dict[str, Mark]
+
+
+class Tail(NamedTuple):
+    """Where a campaign's chain ends now; `at_mark` is the hash of the row that the anchor names (None: it is gone)."""
+
+    seq: int
+    n: int
+    hash: str
+    fence: int
+    at_mark: str | None
+
+
+class Row(NamedTuple):
+    """One stored row, its record still as text."""
+
+    seq: int
+    campaign_id: str
+    n: int
+    kind: str
+    key: str
+    at: float
+    fence: int
+    record: str
+    prev: str
+    hash: str
+
+    def event(self) -> Event:
+        """Return the row as the event that steps read; not validated again, SQL typed it (a third of the time)."""
+        return Event.model_construct(**{**self._asdict(), "record": json.loads(self.record)})
+
+
+def row_hash(prev: str, *, campaign_id: str, n: int, kind: str, key: str, at: float, fence: int, record: Any) -> str:
+    """Return the hash (sha256, hex) that chains this row onto `prev`."""
+    body = {"campaign_id": campaign_id, "n": n, "kind": kind, "key": key, "at": at, "fence": fence, "record": record}
+    return hashlib.sha256((prev + canonical_json(body)).encode()).hexdigest()
+
+
+def next_row(tail: Tail, campaign_id: str, kind: str, *, key: str, at: float, fence: int, record: dict[str, Any]) -> Row:
+    """Return the row that follows `tail`."""
+    n, at = tail.n + 1, float(at)
+    digest = row_hash(tail.hash, campaign_id=campaign_id, n=n, kind=kind, key=key, at=at, fence=fence, record=record)
+    return Row(tail.seq + 1, campaign_id, n, kind, key, at, fence, canonical_json(record), tail.hash, digest)
+
+
+def checked_id(campaign_id: str) -> str:
+    """Return the id if it can be part of a file name (the lease file bears it); raises UserError."""
+    if not _CAMPAIGN_ID.fullmatch(campaign_id):
+        raise UserError(f"campaign id {campaign_id!r}: use letters, digits, dot, dash and underscore, at most 100")
+    return campaign_id
+
+
+def may_append(campaign_id: str, kind: str, *, fence: int) -> None:
+    """Check, before any file is opened, that this fence (0: no lease) may append this kind; raises Refused."""
+    if fence == 0 and kind not in UNLEASED_KINDS:
+        raise Refused(f"append {kind} to {campaign_id}: no lease is held; claim the campaign first")
+
+
+def may_write(campaign_id: str, kind: str, *, fence: int, tail: Tail) -> None:
+    """Check that a writer with this fence (0: no lease) may append after `tail`.
+
+    Raises:
+        Refused: a later lease exists.
+        UserError: a remark on a campaign that does not exist.
+    """
+    if fence == 0 and tail.n == 0:
+        raise UserError(f"{kind} on {campaign_id}: there is no such campaign in this ledger; see `attuner board`")
+    if fence and tail.fence > fence:
+        raise Refused(
+            f"append {kind} to {campaign_id}: fenced off, lease {tail.fence} was taken after ours ({fence}); "
+            "another process runs this campaign now, end this one"
+        )
+
+
+def not_behind(campaign_id: str, tail: Tail, marks: Marks, *, where: str) -> None:
+    """Check that no acknowledged row is missing at the end; raises Broken, so that nobody writes over the gap."""
+    mark = marks.campaigns.get(campaign_id)
+    mend = "run `attuner ledger verify`, then put back a copy that holds them"
+    if mark and tail.n < mark.n:
+        raise Broken(f"{where}: {campaign_id} ends at row {tail.n} but row {mark.n} was acknowledged; {mend}")
+    if mark and tail.at_mark != mark.hash:
+        raise Broken(f"{where}: {campaign_id} row {mark.n} is not the row that was acknowledged; {mend}")
+    if tail.seq < marks.seq:
+        raise Broken(f"{where}: ends at seq {tail.seq} but seq {marks.seq} was acknowledged; {mend}")
+
+
+def moved(marks: Marks, row: Row) -> Marks:
+    """Return the marks once `row` is acknowledged."""
+    return Marks(row.seq, {**marks.campaigns, row.campaign_id: Mark(row.n, row.hash)})
+
+
+def resolve(text: str, campaigns: Sequence[str]) -> str:
+    """Return the one campaign that `text` names, in full or by a prefix; raises UserError naming the candidates."""
+    if text in campaigns:
+        return text
+    found = [c for c in campaigns if text and c.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise UserError(f"campaign {text!r} is ambiguous: {_some(found)}; give more letters")
+    raise UserError(f"campaign {text!r}: none begins so; known: {_some(list(campaigns)) or 'none yet'}")
+
+
+def check_rows(rows: Iterable[Row], marks: Marks | None, *, campaign_id: str | None = None) -> list[Problem]:
+    """Return what hashes and anchor say is wrong with these rows, of one campaign or of all; empty is healthy.
+
+    Raises:
+        UserError: no such campaign.
+    """
+    chains: dict[str, list[Row]] = {}
+    for row in rows:
+        chains.setdefault(row.campaign_id, []).append(row)
+    named = marks.campaigns if marks else {}
+    ids = [campaign_id] if campaign_id else sorted(chains.keys() | named.keys())
+    if campaign_id and campaign_id not in chains and campaign_id not in named:
+        raise UserError(f"verify: no campaign {campaign_id} in this ledger; see `attuner board`")
+    problems: list[Problem] = []
+    for one in ids:
+        chain = sorted(chains.get(one, []), key=lambda r: (r.n, r.seq))
+        problems += _check_chain(one, chain)
+        if one in named:
+            problems += _check_mark(one, chain, named[one])
+    if not problems and not campaign_id:
+        have = {row.seq for chain in chains.values() for row in chain}
+        last = max([marks.seq if marks else 0, *have], default=0)
+        lost = [s for s in range(1, last + 1) if s not in have]
+        if lost:
+            problems.append(Problem(campaign_id="", n=0, what=f"missing row: seq {_some(lost)} of {last}"))
+    return problems
+
+
+def _check_chain(campaign_id: str, chain: list[Row]) -> list[Problem]:
+    problems: list[Problem] = []
+    last_n, last_hash, fence = 0, FIRST_PREV, 0
+
+    def say(n: int, what: str) -> None:
+        problems.append(Problem(campaign_id=campaign_id, n=n, what=what))
+
+    for row in chain:
+        if row.n > last_n + 1:
+            gone = str(last_n + 1) if row.n == last_n + 2 else f"{last_n + 1} to {row.n - 1}"
+            say(last_n + 1, f"missing row: {gone} before row {row.n}")
+        elif row.n <= last_n:
+            say(row.n, "reordered: this row number is there twice")
+        elif row.prev != last_hash:
+            say(row.n, "reordered or replaced: it does not follow the row before it")
+        if not _intact(row):
+            say(row.n, f"edited: {row.kind} {row.key} does not match its hash")
+        if row.fence and row.fence < fence:
+            say(row.n, f"written past the fence: lease {row.fence} after lease {fence}")
+        last_n, last_hash, fence = row.n, row.hash, max(fence, row.fence)
+    for before, after in pairwise(chain):
+        if after.seq <= before.seq:
+            say(after.n, f"reordered: seq {after.seq} follows seq {before.seq}")
+    return problems
+
+
+def _check_mark(campaign_id: str, chain: list[Row], mark: Mark) -> list[Problem]:
+    last = chain[-1].n if chain else 0
+    if last < mark.n:
+        what = f"lost tail: rows {last + 1} to {mark.n} were acknowledged and are gone"
+        return [Problem(campaign_id=campaign_id, n=last + 1, what=what)]
+    if all(row.hash != mark.hash for row in chain if row.n == mark.n):
+        what = "rewritten: it is not the row that was acknowledged (see the anchor file)"
+        return [Problem(campaign_id=campaign_id, n=mark.n, what=what)]
+    return []
+
+
+def _intact(row: Row) -> bool:
+    try:
+        record = json.loads(row.record)
+        fields = {k: v for k, v in row._asdict().items() if k not in ("seq", "prev", "hash")}
+        body = row_hash(row.prev, **{**fields, "record": record})
+        # Text that is not canonical could say one thing to Python and another to SQL (a key given twice).
+        return body == row.hash and canonical_json(record) == row.record
+    except (TypeError, ValueError):
+        return False
+
+
+def _some(things: Sequence[object], most: int = 8) -> str:
+    shown = ", ".join(str(t) for t in things[:most])
+    return shown + (f" and {len(things) - most} more" if len(things) > most else "")
