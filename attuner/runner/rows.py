@@ -1,0 +1,75 @@
+"""Reads the training rows: a folder with rows.bin (uint8 tokens, num_rows × (seq_len + 1)) and rows.json. The rows of
+an update, and their order, are the same in every parallel layout."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import files
+from .errors import ConfigError
+
+_CHUNK = 1 << 22
+
+
+class Rows:
+    """The rows of one folder, verified against its rows.json when opened.
+
+    Raises: ConfigError when sizes or the checksum disagree.
+    """
+
+    def __init__(self, folder: str, seq_length: int, vocab_size: int, device: torch.device) -> None:
+        path, about = Path(folder) / "rows.bin", files.read_json(Path(folder) / "rows.json")
+        self.num_rows, width = int(about["num_rows"]), int(about["seq_len"]) + 1
+        if about["seq_len"] != seq_length:
+            raise ConfigError(f"rows have {about['seq_len']} tokens, seq_length is {seq_length}")
+        if about["vocab_size"] > vocab_size:
+            raise ConfigError(f"rows need a vocabulary of {about['vocab_size']}, vocab_size is {vocab_size}")
+        if path.stat().st_size != self.num_rows * width:
+            raise ConfigError(f"rows.bin has {path.stat().st_size} bytes, not {self.num_rows} · {width}")
+        if _sha256(path) != about["sha256"]:
+            raise ConfigError("rows.bin differs from the sha256 in rows.json")
+        size = self.num_rows * width
+        self._tokens = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).view(-1, width)
+        self._device = device
+
+    def need(self, first_row: int, count: int) -> None:
+        """Raise ConfigError unless rows first_row … first_row + count - 1 exist."""
+        if first_row < 0 or first_row + count > self.num_rows:
+            raise ConfigError(f"rows {first_row} to {first_row + count - 1} are wanted, there are {self.num_rows}")
+
+    def update(self, first: int, global_batch: int, micro_batch: int, dp: int, dp_rank: int) -> list[dict[str, Any]]:
+        """Return one data-parallel rank's micro-batches of one update.
+
+        Micro-batch m of rank r holds rows first + (m · dp + r) · micro_batch and following. Each micro-batch has
+        tokens, labels and position_ids (micro_batch, seq_length) int64 and loss_mask of ones (float32).
+        """
+        return [
+            self._microbatch(first + (index * dp + dp_rank) * micro_batch, micro_batch)
+            for index in range(global_batch // (micro_batch * dp))
+        ]
+
+    def _microbatch(self, first: int, count: int) -> dict[str, Any]:
+        rows = self._tokens[first : first + count].to(torch.int64).to(self._device)
+        tokens = rows[:, :-1].contiguous()
+        positions = torch.arange(tokens.size(1), device=self._device).expand(count, -1).contiguous()
+        mask = torch.ones(tokens.shape, dtype=torch.float32, device=self._device)
+        return {"tokens": tokens, "labels": rows[:, 1:].contiguous(), "position_ids": positions, "loss_mask": mask}
+
+
+def iterators(batches: list[dict[str, Any]], chunks: int) -> Any:
+    """Return what megatron's schedules read: one iterator, or one for each of several chunks."""
+    if chunks == 1:
+        return iter(batches)
+    several: list[Iterator[dict[str, Any]]] = [iter(batches) for _ in range(chunks)]
+    return several
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
