@@ -1,0 +1,158 @@
+"""The stack `mcore`: our small trainer on megatron-core, on CPUs or GPUs. Here it is only described; it lives in runner/.
+
+Arguments carry megatron-core's own field names. Final values are those of megatron-core's config objects after their
+derivations, resolved in a process of its own (`resolver.py`) by the very code that the ranks use.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from attuner.core.campaign import Campaign
+from attuner.core.errors import Refused, UserError
+from attuner.core.recipe import EffectiveConfig, Recipe
+from attuner.core.run import RankStep, StepRecord
+from attuner.ports import JobSpec, RunFiles, RunResult
+from attuner.runner import files as run_files
+from attuner.stacks.mcore import dataset
+from attuner.stacks.mcore.resolver import Resolver
+from attuner.traces.kineto import breakdown
+
+FAILED = {"oom": "oom", "hang": "hang", "time_limit": "hang"}
+FAMILIES = {"attention": "component_mcore", "dispatcher": "component_mcore"}
+
+
+class McoreStack:
+    """Implements ports.Stack for the small trainer on megatron-core."""
+
+    name = "mcore"
+
+    def __init__(self) -> None:
+        self._resolver = Resolver()
+
+    def freeze(self, campaign: Campaign, folder: Path) -> str:
+        """Make the rows once and return `name@sha256:…`; see ports.Stack."""
+        work = campaign.workload
+        steps = campaign.prepare.steps + work.steps + campaign.launch.profile_steps
+        return dataset.freeze(work.dataset, folder / "rows", seq_len=work.seq_len, num_rows=steps * work.global_batch)
+
+    def resolve(self, recipe: Recipe, campaign: Campaign) -> EffectiveConfig:
+        """Return final values; see ports.Stack. Raises Refused with the formula for what can't be built."""
+        device = campaign.launcher.cluster.device
+        answer = self._resolver.ask(
+            {
+                "arguments": recipe.arguments,
+                "world_size": campaign.workload.gpus,
+                "device_kind": device.kind,
+                "steps": campaign.workload.steps,
+            }
+        )
+        if not answer["ok"]:
+            raise Refused(str(answer["error"]))
+        facts = dict(answer["facts"])
+        del facts["expert_tensor_parallel_size"]  # a final argument of that name says the same
+        facts["device_kind"] = device.kind
+        prepared = bool(campaign.prepare.checkpoint or campaign.prepare.steps)
+        facts["initial_weights"] = "checkpoint" if prepared else "random"
+        try:
+            return EffectiveConfig(
+                arguments=answer["arguments"], env=self._env(recipe, campaign), facts=facts, versions=self._resolver.versions
+            )
+        except ValueError as error:
+            raise Refused(f"a final value has no plain form: {' '.join(str(error).split())[:200]}") from None
+
+    def _env(self, recipe: Recipe, campaign: Campaign) -> dict[str, str]:
+        cluster = campaign.launcher.cluster
+        own = {"OMP_NUM_THREADS": str(cluster.device.threads)}
+        if cluster.device.kind == "cuda":
+            own["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        return {**own, **cluster.env, **recipe.env}
+
+    def command(self, recipe: Recipe, campaign: Campaign, *, kind: str, profile_steps: int, inputs: dict[str, Any]) -> JobSpec:
+        """Return what to run for one launch; see ports.Stack."""
+        cluster, work = campaign.launcher.cluster, campaign.workload
+        job = {
+            "stack": self.name,
+            "arguments": recipe.arguments,
+            "world_size": work.gpus,
+            "warmup_steps": min(work.warmup_steps, int(inputs["steps"]) - 1),
+            "profile_steps": profile_steps,
+            "device": cluster.device.data(),
+            **{k: v for k, v in inputs.items() if k != "component"},
+        }
+        module = "train_mcore"
+        if kind == "check":
+            component, argument, old, new = inputs["component"]
+            module = FAMILIES.get(component, "")
+            if not module:
+                raise UserError(f"component {component}: the mcore stack has no test for it; known: {', '.join(FAMILIES)}")
+            job |= {"component": component, "argument": argument, "old": old, "new": new}
+        return JobSpec(
+            module=module,
+            job=job,
+            env=self._env(recipe, campaign),
+            gpus=work.gpus,
+            gpus_per_node=cluster.devices_per_node,
+            resource=cluster.resource,
+            time_limit_s=campaign.launch.max_s,
+            hang_s=campaign.launch.hang_s,
+        )
+
+    def progress(self, files: RunFiles) -> int:
+        """Return how many steps are written."""
+        return len(run_files.read_jsonl(Path(files.folder) / run_files.STEPS))
+
+    def read(self, files: RunFiles) -> RunResult:
+        """Return steps and outcome; what is on disk is untrusted, so a malformed line is an outcome, not a crash."""
+        folder, stamp = Path(files.folder), files.stamp
+        try:
+            steps = [StepRecord.model_validate(_known(x)) for x in run_files.read_jsonl(folder / run_files.STEPS)]
+            config = run_files.read_json(folder / run_files.CONFIG) if (folder / run_files.CONFIG).exists() else {}
+            told = EffectiveConfig(arguments=config.get("arguments", {}), env=config.get("env", {}), facts={})
+        except (ValueError, AttributeError) as error:
+            cause = f"the run's files can't be read: {' '.join(str(error).split())[:200]}"
+            return RunResult(steps=[], status="crash", cause=cause, phase="reading")
+        if stamp.outcome == "ok":
+            done = (folder / run_files.DONE).exists() or (folder / run_files.COMPONENT).exists()
+            status, cause = ("ok", "") if done else ("crash", "the ranks ended without their last word (done.json)")
+        else:
+            status, cause = FAILED.get(stamp.outcome, "crash"), stamp.detail or "the driver died without a word"
+        return RunResult(
+            steps=steps,
+            status=status,
+            cause=cause,
+            phase=stamp.phase,
+            arguments=told.arguments,
+            env=told.env if "env" in config else None,
+        )
+
+    def component(self, files: RunFiles) -> dict[str, Any]:
+        """Return what a component test measured."""
+        data = run_files.read_json(Path(files.folder) / run_files.COMPONENT)
+        limits = {f"tolerance_{k}": data["tolerance"][k] for k in ("forward", "backward")}
+        wanted = ("passed", "dtype", "why", "forward_error_old", "forward_error_new", "backward_error_old", "backward_error_new")
+        return {**{k: data[k] for k in wanted}, **limits}
+
+    def trace(self, files: RunFiles) -> list[RankStep]:
+        """Return the breakdown of every rank's profiled steps."""
+        found: list[RankStep] = []
+        folder = Path(files.folder)
+        for rank, path in enumerate(sorted((folder / run_files.TRACES).glob("rank*.json"), key=_rank_of)):
+            found += breakdown(path.read_bytes(), rank=rank)
+        return found
+
+    def close(self) -> None:
+        """End the resolver."""
+        self._resolver.close()
+
+
+def _rank_of(path: Path) -> int:
+    digits = "".join(c for c in path.stem if c.isdigit())
+    return int(digits or 0)
+
+
+def _known(line: Any) -> dict[str, Any]:
+    if not isinstance(line, dict):
+        raise ValueError(f"a step line is not a mapping: {line!r:.80}")
+    return {k: v for k, v in line.items() if k in StepRecord.model_fields}
