@@ -1,0 +1,91 @@
+"""The board: one line per campaign, what came of it and what waits for a person. As data, and as a table of text."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from attuner.core.events import Event
+from attuner.report import claims
+from attuner.report.facts import ReportFacts, gather
+from attuner.report.terminal import DASH, pct, rate, share_pct
+from attuner.report.words import clean, when
+
+MAX_CELL = 40
+
+
+def row(facts: ReportFacts) -> dict[str, Any]:
+    """Return one campaign as plain data: gains and errors are fractions, charges device-hours, times unix seconds."""
+    claim, work = facts.claim, facts.campaign.workload
+    launched = [r for r in facts.rows if r.num_attempts > 0]
+    misses = [abs(miss) for r in facts.rows if (miss := r.miss()) is not None]
+    kept = claims.kept(facts)
+    budget = facts.campaign.budget.gpu_hours
+    return {
+        "campaign": facts.campaign_id,
+        "model": work.model,
+        "hardware": work.hardware,
+        "device": facts.units.device,
+        "gpus": work.gpus,
+        "state": facts.state,
+        "before_tokens_per_s_per_gpu": claim.before if claim else facts.calibration.mean if facts.calibration else None,
+        "after_tokens_per_s_per_gpu": claim.after if claim and not kept else None,
+        "gain": claim.gain if claim and not kept else None,
+        "band": claim.band if claim else facts.calibration.band if facts.calibration else None,
+        "remeasured": bool(claim and claim.remeasured),
+        "num_launches": len(launched),
+        "num_failed": sum(r.failed for r in launched),
+        "gpu_hours": facts.total_gpu_hours,
+        "budget_gpu_hours": None if budget == "auto" else budget,
+        "prediction_miss": sum(misses) / len(misses) if misses else None,
+        "num_reviews": len(facts.reviews),
+        "updated_at": facts.last_at,
+    }
+
+
+def rows(campaigns: Iterable[Sequence[Event]]) -> list[dict[str, Any]]:
+    """Return the board's rows, the campaign that moved last first. Raises what `gather` raises."""
+    return sorted((row(gather(events)) for events in campaigns), key=lambda r: (-r["updated_at"], r["campaign"]))
+
+
+def text(found: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as an aligned table for a terminal; one line says so when there are none."""
+    if not found:
+        return "no campaign in this ledger yet\n"
+    head = ("campaign", "model", "state", "tokens/s/device", "gain", "launches", "charged", "miss", "review", "updated")
+    lines = [head, *(_line(r) for r in found)]
+    widths = [max(_width(line[k]) for line in lines) for k in range(len(head))]
+    right = {3, 4, 5, 6, 7, 8}
+    out = []
+    for line in lines:
+        cells = [_pad(cell, widths[k], left=k not in right) for k, cell in enumerate(line)]
+        out.append("  ".join(cells).rstrip())
+    if any(r["gain"] is not None and not r["remeasured"] for r in found):
+        out.append("? one launch against the calibrated baseline: not remeasured yet")
+    return "\n".join(out) + "\n"
+
+
+def _line(r: dict[str, Any]) -> tuple[str, ...]:
+    before, after = r["before_tokens_per_s_per_gpu"], r["after_tokens_per_s_per_gpu"]
+    speed = DASH if before is None else rate(before) if after is None else f"{rate(before)} → {rate(after)}"
+    gain = DASH if r["gain"] is None else pct(r["gain"]) + ("" if r["remeasured"] else "?")
+    launches = f"{r['num_launches']}" + (f" ({r['num_failed']} failed)" if r["num_failed"] else "")
+    unit = "h" if r["gpu_hours"] >= 2 else "min"
+    scale = 1 if unit == "h" else 60
+    budget = r["budget_gpu_hours"]
+    charged = f"{r['gpu_hours'] * scale:.1f}" + (f"/{budget * scale:.1f}" if budget else "") + f" {r['device']}-{unit}"
+    miss = DASH if r["prediction_miss"] is None else share_pct(r["prediction_miss"])
+    review = f"{r['num_reviews']}" if r["num_reviews"] else DASH
+    name, model = (clean(r[k], limit=MAX_CELL) for k in ("campaign", "model"))
+    return (name, model, r["state"], speed, gain, launches, charged, miss, review, when(r["updated_at"]))
+
+
+def _width(cell: str) -> int:
+    """Return the columns that a terminal needs: East Asian wide characters take two."""
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 0 if unicodedata.combining(c) else 1 for c in cell)
+
+
+def _pad(cell: str, width: int, *, left: bool) -> str:
+    gap = " " * (width - _width(cell))
+    return cell + gap if left else gap + cell

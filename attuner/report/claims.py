@@ -1,0 +1,185 @@
+"""The sentences of the report, as plain text: the claim, how it was measured, what no look sees, how to do it again.
+
+Both pages, Markdown and HTML, say the same words; each escapes them in its own way.
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from attuner.report.facts import ReportFacts
+from attuner.report.terminal import pct, rate, share_pct
+from attuner.report.words import clean, number, span
+
+NO_LOOK_SEES = (
+    "Buffers that training changes outside the optimizer, such as a router's expert bias.",
+    "Schedules after step 2: learning rate, batch size or loss coefficients that change later.",
+    "Resumed state: optimizer moments, data position and random numbers after a restart.",
+    "Data beyond this trial's rows: other lengths, other languages, rows that were never drawn.",
+)
+NO_THIRD_LOOK = (
+    "Gradients and the first update: no third look is on record here. What acts only when weights are updated "
+    "rests on the register alone."
+)
+REVIEW_MEANS = "The register has no rule that decides these; the looks after launch found nothing against them."
+
+
+def review_lines(facts: ReportFacts) -> tuple[str, ...]:
+    """Return what waits about the leader's recipe, one line each, without the word that says so."""
+    return tuple(line.removeprefix("review  ") for line in facts.reviews)
+
+
+def subject(facts: ReportFacts) -> str:
+    """Return what was tuned, on what: model, hardware, number of devices."""
+    work = facts.campaign.workload
+    return f"{work.model} · {work.hardware} · {facts.units.devices(work.gpus)}"
+
+
+def headline(facts: ReportFacts) -> str:
+    """Return the claim in a few words."""
+    claim = facts.claim
+    if kept(facts):
+        return "Baseline kept"
+    if claim is None:
+        return {"calibrating": "Calibrating", "searching": "Nothing faster yet"}.get(facts.state, "No faster recipe")
+    return f"{pct(claim.gain)} {facts.units.speed}"
+
+
+def from_to(facts: ReportFacts) -> str:
+    """Return the two speeds, or an empty text if there is nothing to compare."""
+    return "" if kept(facts) else _speeds(facts)
+
+
+def kept(facts: ReportFacts) -> bool:
+    """Tell whether the baseline was kept."""
+    again = facts.remeasurement
+    return facts.state == "baseline kept" or (again is not None and again.kept_baseline)
+
+
+def _speeds(facts: ReportFacts) -> str:
+    claim = facts.claim
+    return f"{rate(claim.before)} → {rate(claim.after)} {facts.units.speed}" if claim else ""
+
+
+def evidence(facts: ReportFacts) -> str:
+    """Return how the claim was measured, or why the baseline was kept."""
+    claim, again = facts.claim, facts.remeasurement
+    reason = facts.shipment.reason if facts.shipment else again.reason if again else ""
+    if kept(facts):
+        best = f" Best candidate: {_speeds(facts)}, {pct(claim.gain)} (noise band ±{share_pct(claim.band)})." if claim else ""
+        return f"Because {clean(reason) or 'no candidate cleared the band'}.{best}"
+    if claim is None:
+        return ""
+    band = f"noise band ±{share_pct(claim.band)}"
+    if again and claim.remeasured:
+        runs = f"{len(again.leader_launches)} fresh launches of the leader and {len(again.baseline_launches)}"
+        return f"Remeasured after the search: {runs} of the baseline, interleaved; {band}."
+    return f"Not remeasured yet: one launch against the calibrated baseline; {band}."
+
+
+def status(facts: ReportFacts) -> str:
+    """Return the state of the campaign and its span, with the zone."""
+    return f"{facts.state} · {span(facts.first_at, facts.last_at)}"
+
+
+def noise(facts: ReportFacts) -> str:
+    """Return the calibrated baseline with its noise, and a warning if the machine was too busy to measure well."""
+    c = facts.calibration
+    if c is None:
+        return ""
+    text = f"{rate(c.mean)} {facts.units.speed}, {len(c.launches)} runs, σ {share_pct(c.sigma)}, band ±{share_pct(c.band)}"
+    return f"{text}; the machine was too busy to measure well" if c.busy else text
+
+
+def cost(facts: ReportFacts) -> str:
+    """Return what the campaign was charged, and of which budget."""
+    budget = facts.campaign.budget.gpu_hours
+    of = "" if budget == "auto" else f" of {facts.units.amount(budget)}"
+    return f"{facts.units.amount(facts.total_gpu_hours)}{of} {facts.units.time}"
+
+
+def payback(facts: ReportFacts) -> str:
+    """Return after how much training with the new recipe the campaign has paid for itself; empty without a gain."""
+    hours = payback_hours(facts)
+    if hours is None:
+        return ""
+    length = f"{number(hours)} hours" if hours >= 1 else f"{number(hours * 60)} minutes"
+    return f"{length} of training on {facts.units.devices(facts.campaign.workload.gpus)}"
+
+
+def payback_hours(facts: ReportFacts) -> float | None:
+    """Return the hours of training with the leader that save what the campaign cost; None without a gain.
+
+    In T hours on N devices the leader does what the baseline needs T·(1+gain) hours for: it saves T·N·gain.
+    """
+    claim = facts.claim
+    if claim is None or claim.gain <= 0 or kept(facts):
+        return None
+    return facts.total_gpu_hours / (facts.campaign.workload.gpus * claim.gain)
+
+
+def blind_spots(facts: ReportFacts) -> tuple[str, ...]:
+    """Return what the looks that were taken can't see."""
+    return NO_LOOK_SEES if facts.has_third_look else (NO_THIRD_LOOK, *NO_LOOK_SEES)
+
+
+def changed(facts: ReportFacts) -> str:
+    """Return how many final values differ, and how many facts follow from them."""
+    derived = sum(c.change.key.startswith("fact:") for c in facts.changes)
+    count = len(facts.changes) - derived
+    text = f"{count} final value{' differs' if count == 1 else 's differ'} from the baseline"
+    if derived:
+        text += f", with {derived} derived fact{'' if derived == 1 else 's'}"
+    return f"{text}. Final means after the framework's own derivations."
+
+
+def predictions(facts: ReportFacts) -> str:
+    """Return how good the predictions were, over every launch that has both; empty if none has."""
+    pairs = [(r, miss) for r in facts.rows if (miss := r.miss()) is not None]
+    failed = sum(r.failed and r.predicted_gain is not None for r in facts.rows)
+    said = []
+    if pairs:
+        inside = sum(abs(miss) <= (r.predicted_error or 0.0) for r, miss in pairs)
+        mean = sum(abs(miss) for _, miss in pairs) / len(pairs)
+        said.append(f"{inside} of {len(pairs)} measured gains lay within their predicted ±; mean miss {share_pct(mean)}")
+    if failed:
+        said.append(f"{failed} prediction{' ended in a failed launch' if failed == 1 else 's ended in failed launches'}")
+    return "; ".join(said) + "." if said else ""
+
+
+def stop_line(facts: ReportFacts) -> str:
+    """Return why the search ended, as the proposer said it."""
+    return clean(facts.stop.reason) if facts.stop else ""
+
+
+def pinned(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
+    """Return what must be equal for the same campaign to run again: name and value."""
+    c, w = facts.campaign, facts.campaign.workload
+    rows = [
+        ("campaign", facts.campaign_id),
+        ("stack", f"{c.stack.name} {c.stack.version}"),
+        *facts.versions,
+        ("dataset", w.dataset),
+        ("rows per update × row length", f"{w.global_batch:,} × {w.seq_len:,} tokens"),
+        ("precision", w.precision),
+        ("seed", str(w.seed)),
+        ("steps per launch", f"{w.steps} ({w.warmup_steps} warm-up, not scored)"),
+        ("cluster", f"{c.launcher.cluster.name}, {facts.units.devices(w.gpus)}, {w.hardware}"),
+        ("register lock", c.register_lock),
+        ("recipe digest", facts.recipe_digest),
+        ("baseline digest", facts.baseline_digest),
+        ("ledger", f"{facts.num_events:,} events, last hash {facts.last_hash}"),
+    ]
+    return tuple((clean(k), clean(v)) for k, v in rows if v)
+
+
+def commands(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
+    """Return the commands that check and repeat the campaign: command and purpose."""
+    campaign = shlex.quote(clean(facts.campaign_id))
+    source = shlex.quote(clean(facts.campaign.source_file)) if facts.campaign.source_file else "campaign.yaml"
+    return (
+        ("attuner ledger verify", "no event was altered or lost"),
+        ("attuner ledger export ledger.duckdb", "the file that the queries on this page read"),
+        (f"attuner report {campaign}", "this page again, from the ledger"),
+        (f"attuner run {source}", "the campaign again, in a new ledger entry"),
+    )

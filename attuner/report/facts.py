@@ -1,0 +1,306 @@
+"""The view model of the report: everything that any page shows, gathered once from a campaign's events.
+
+The pages (markdown, html, board) hold no logic about the ledger; they set these facts in type. What is here is plain
+data, still untrusted text: escaping happens where it is set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from attuner.core.campaign import Campaign
+from attuner.core.errors import Broken, UserError
+from attuner.core.events import Event, History
+from attuner.core.judgement import Calibration, ComponentTest, Decision, Finding, Remeasurement, Shipment, Verdict
+from attuner.core.recipe import Change, EffectiveConfig, Recipe, differences
+from attuner.core.run import StepBreakdown
+from attuner.core.search import Stop
+from attuner.report.rows import LaunchRow, launch_rows
+from attuner.report.terminal import pct
+from attuner.report.words import Units, clean, units_for
+
+State = Literal["calibrating", "searching", "remeasuring", "waiting for review", "shipped", "baseline kept"]
+
+
+@dataclass(frozen=True)
+class ChangedValue:
+    """One final value that differs between baseline and leader, with every rule that spoke about it."""
+
+    change: Change
+    findings: tuple[Finding, ...]
+
+
+@dataclass(frozen=True)
+class LookRow:
+    """One thing that a look compared: what was measured, against which tolerance, and what was decided."""
+
+    look: str
+    subject: str
+    what: str
+    baseline: str
+    candidate: str
+    measured: str
+    tolerance: str
+    decision: Decision
+
+
+@dataclass(frozen=True)
+class Spend:
+    """What the launches of one kind were charged, device-hours."""
+
+    kind: str
+    num_launches: int
+    num_attempts: int
+    gpu_hours: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """From what to what, tokens/s per device; gain and band are fractions."""
+
+    before: float
+    after: float
+    gain: float
+    band: float
+    remeasured: bool
+
+
+@dataclass(frozen=True)
+class ReportFacts:
+    """A campaign as its report tells it."""
+
+    campaign: Campaign
+    campaign_id: str
+    units: Units
+    state: State
+    claim: Claim | None
+    calibration: Calibration | None
+    remeasurement: Remeasurement | None
+    shipment: Shipment | None
+    stop: Stop | None
+    leader: LaunchRow | None
+    """The launch that leads (or was shipped); None while the baseline leads."""
+    recipe: Recipe
+    """What is shipped, or leads now; the baseline if it was kept."""
+    recipe_digest: str
+    baseline_digest: str
+    versions: tuple[tuple[str, str], ...]
+    changes: tuple[ChangedValue, ...]
+    looks: tuple[LookRow, ...]
+    has_third_look: bool
+    components: tuple[ComponentTest, ...]
+    rows: tuple[LaunchRow, ...]
+    spend: tuple[Spend, ...]
+    total_gpu_hours: float
+    before: StepBreakdown | None
+    after: StepBreakdown | None
+    reviews: tuple[str, ...]
+    """What waits for a person about the leader's recipe."""
+    other_reviews: tuple[str, ...]
+    """Other candidates that ran and wait for a person: the fastest of them may beat what was shipped."""
+    notes: tuple[str, ...]
+    first_at: float
+    last_at: float
+    num_events: int
+    last_hash: str
+
+
+def gather(events: Sequence[Event]) -> ReportFacts:
+    """Return the facts of one campaign from its events, in ledger order; a later event of a kind and key holds.
+
+    Raises:
+        UserError: there is no campaign among the events.
+        Broken: a record does not have the shape of its kind.
+    """
+    if not any(e.kind == "campaign" for e in events):
+        raise UserError("report: these events hold no campaign; `attuner status` lists the campaigns of the ledger")
+    history = History(list(events))
+    try:
+        return _gather(history)
+    except ValueError as error:  # pydantic's own error is one
+        raise Broken(f"report: a record of {events[0].campaign_id} can't be read ({clean(error, limit=200)})") from error
+
+
+def _gather(history: History) -> ReportFacts:
+    events, campaign = history.events, history.campaign()
+    total = sum(s.gpu_hours for s in history.settlements())
+    rows = launch_rows(history)
+    leader = _leader(history, rows)
+    baseline_digest = campaign.baseline.digest()
+    kept = _kept(history)
+    baseline = history.effective(baseline_digest)
+    effective = history.effective(leader.recipe) if leader else baseline
+    verdicts = _verdicts(history, leader)
+    recipe = history.find("recipe", leader.recipe, Recipe) if leader and not kept else None
+    return ReportFacts(
+        campaign=campaign,
+        campaign_id=events[0].campaign_id,
+        units=units_for(campaign.launcher.cluster.device.kind, total),
+        state=_state(history, leader),
+        claim=_claim(history, leader),
+        calibration=history.calibration(),
+        remeasurement=history.remeasurement(),
+        shipment=history.shipment(),
+        stop=history.stop(),
+        leader=leader,
+        recipe=recipe or campaign.baseline,
+        recipe_digest=leader.recipe if leader and recipe else baseline_digest,
+        baseline_digest=baseline_digest,
+        versions=tuple(sorted(effective.versions.items())) if effective else (),
+        changes=_changes(baseline, effective, verdicts),
+        looks=_merged([row for v in verdicts for row in _look_rows(v, campaign, leader)]),
+        has_third_look=any(v.look not in ("config", "forward") for v in verdicts),
+        components=tuple(history.component_tests()),
+        rows=rows,
+        spend=_spend(history),
+        total_gpu_hours=total,
+        before=_breakdown(history, baseline_digest),
+        after=_breakdown(history, leader.recipe) if leader else None,
+        reviews=open_reviews(history, leader),
+        other_reviews=_other_reviews(rows, leader),
+        notes=tuple(_note(e) for e in events if e.kind == "note"),
+        first_at=min(e.at for e in events),
+        last_at=max(e.at for e in events),
+        num_events=len(events),
+        last_hash=events[-1].hash,
+    )
+
+
+def _kept(history: History) -> bool:
+    shipment, again = history.shipment(), history.remeasurement()
+    return shipment.kept_baseline if shipment else bool(again and again.kept_baseline)
+
+
+def _leader(history: History, rows: Sequence[LaunchRow]) -> LaunchRow | None:
+    """Return the launch that was shipped, else the one that was measured again, else the one that leads."""
+    shipment, again = history.shipment(), history.remeasurement()
+    wanted = history.leader()
+    if again:
+        wanted = again.leader
+    if shipment and not shipment.kept_baseline:
+        wanted = shipment.launch_id
+    # a leader may be named by its launch or by its recipe
+    found = next((r for r in rows if r.id == wanted), None) or next(
+        (r for r in rows if r.kind == "search" and r.recipe == wanted), None
+    )
+    return found if found and found.recipe != history.campaign().baseline.digest() else None
+
+
+def _claim(history: History, leader: LaunchRow | None) -> Claim | None:
+    again, calibration = history.remeasurement(), history.calibration()
+    # a side without one valid run has a mean of zero: nothing to compare
+    if again and again.baseline_mean > 0 and again.leader_mean > 0:
+        return Claim(again.baseline_mean, again.leader_mean, again.gain, again.band, remeasured=True)
+    if calibration is None or leader is None or leader.tokens_per_s is None:
+        return None
+    gain = leader.tokens_per_s / calibration.mean - 1.0
+    return Claim(calibration.mean, leader.tokens_per_s, gain, calibration.band, remeasured=False)
+
+
+def _state(history: History, leader: LaunchRow | None) -> State:
+    shipment, again = history.shipment(), history.remeasurement()
+    if shipment:
+        return "baseline kept" if shipment.kept_baseline else "shipped"
+    if again:
+        waits = history.campaign().gate.review == "before_ship" and open_reviews(history, leader)
+        return "waiting for review" if waits else "remeasuring"
+    if history.stop():
+        return "remeasuring"
+    return "searching" if history.calibration() else "calibrating"
+
+
+def _verdicts(history: History, leader: LaunchRow | None) -> list[Verdict]:
+    """Return what the looks said about the leader's recipe: the configuration first, then every run of it."""
+    if leader is None:
+        return []
+    config = history.verdict(leader.hypothesis) if leader.hypothesis else None
+    runs = [v for v in history.all("verdict", Verdict) if v.look != "config" and v.recipe == leader.recipe]
+    return [*([config] if config else []), *runs]
+
+
+def open_reviews(history: History, leader: LaunchRow | None) -> tuple[str, ...]:
+    """Return what waits for a person before (or, once shipped, after) the leader's recipe is used."""
+    shipment = history.shipment()
+    if shipment:
+        return tuple(dict.fromkeys(shipment.open_reviews))
+    lines = [f.line() for v in _verdicts(history, leader) for f in v.reviews() if not f.waived]
+    return tuple(dict.fromkeys(lines))
+
+
+def _other_reviews(rows: Sequence[LaunchRow], leader: LaunchRow | None) -> tuple[str, ...]:
+    mine = leader.recipe if leader else ""
+    waiting = [r for r in rows if r.kind == "search" and r.verdict == "review" and r.outcome == "ok" and r.recipe != mine]
+    waiting.sort(key=lambda r: -(r.gain_over_baseline or 0.0))
+    gains = [f", {pct(r.gain_over_baseline)} over the baseline" if r.gain_over_baseline is not None else "" for r in waiting]
+    return tuple(f"{r.id} ({r.what}{gain}) {r.reason}" for r, gain in zip(waiting, gains, strict=True))
+
+
+def _changes(
+    baseline: EffectiveConfig | None, effective: EffectiveConfig | None, verdicts: Sequence[Verdict]
+) -> tuple[ChangedValue, ...]:
+    if baseline is None or effective is None:
+        return ()
+    spoken = [f for v in verdicts if v.look == "config" for f in v.findings]
+    changes = differences(baseline, effective)
+    # what a person set comes before what follows from it
+    changes.sort(key=lambda c: (c.key.startswith("fact:"), c.key))
+    return tuple(ChangedValue(c, tuple(f for f in spoken if f.key == c.key)) for c in changes)
+
+
+def _look_rows(verdict: Verdict, campaign: Campaign, leader: LaunchRow | None) -> list[LookRow]:
+    if verdict.look == "config":
+        counts = {d: sum(f.decision == d for f in verdict.findings) for d in ("admit", "review", "refuse")}
+        measured = f"{counts['admit']} admitted, {counts['review']} to review, {counts['refuse']} refused"
+        subject = f"{verdict.subject} ({leader.id})" if leader else verdict.subject
+        what = "final values that differ"
+        return [LookRow("1 · final values", subject, what, "", "", measured, "a rule for each", verdict.decision)]
+    name = "2 · first step" if verdict.look == "forward" else f"3 · {verdict.look}"
+    return [_forward_row(name, verdict.subject, f, campaign.gate.step0_loss_tolerance) for f in verdict.findings]
+
+
+def _forward_row(name: str, subject: str, f: Finding, tolerance: float) -> LookRow:
+    both = isinstance(f.before, int | float) and isinstance(f.after, int | float)
+    if f.key == "step-0 loss" and both:
+        off = abs(float(f.after) - float(f.before)) / max(abs(float(f.before)), 1e-12)  # type: ignore[arg-type]
+        measured, limit = f"off by {off:.2g} of the baseline's", f"{tolerance * 100:g}% of the baseline's"
+        return LookRow(name, subject, f.key, f"{f.before:.6f}", f"{f.after:.6f}", measured, limit, f.decision)
+    before, after = ("" if x is None else clean(x) for x in (f.before, f.after))
+    return LookRow(name, subject, f.key or f.rule, before, after, f.reason, "", f.decision)
+
+
+def _merged(rows: Sequence[LookRow]) -> tuple[LookRow, ...]:
+    """Return the rows with equal findings of several runs as one row that names all the runs."""
+    same: dict[LookRow, list[str]] = {}
+    for r in rows:
+        same.setdefault(replace(r, subject=""), []).append(r.subject)
+    return tuple(replace(r, subject=", ".join(subjects)) for r, subjects in same.items())
+
+
+def _spend(history: History) -> tuple[Spend, ...]:
+    """Return the charges by kind of launch, in the order of a campaign; they add up to the total."""
+    kinds = {x.id: x.kind for x in history.launches()}
+    order = ("prepare", "calibrate", "search", "check", "remeasure", "unknown")
+    settled = [(kinds.get(s.launch_id, "unknown"), s) for s in history.settlements()]
+    return tuple(
+        Spend(
+            kind=kind,
+            num_launches=len({s.launch_id for k, s in settled if k == kind}),
+            num_attempts=sum(k == kind for k, _ in settled),
+            gpu_hours=sum(s.gpu_hours for k, s in settled if k == kind),
+        )
+        for kind in order
+        if any(k == kind for k, _ in settled)
+    )
+
+
+def _breakdown(history: History, recipe: str) -> StepBreakdown | None:
+    """Return where the steps of this recipe went: of the last of its launches that was profiled."""
+    found = [b for x in history.launches() if x.recipe == recipe and (b := history.breakdown(x.id)) and b.rank_steps]
+    return found[-1] if found else None
+
+
+def _note(event: Event) -> str:
+    text = next((event.record[k] for k in ("text", "note", "message") if isinstance(event.record.get(k), str)), None)
+    return str(text) if text is not None else ", ".join(f"{k}: {v}" for k, v in event.record.items())

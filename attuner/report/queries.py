@@ -1,0 +1,111 @@
+"""The SQL that checks the report's figures against an exported ledger, for a reader who trusts nothing.
+
+Every query reads `mine`: the campaign's events without those that a later one replaced. DuckDB's dialect.
+"""
+
+from __future__ import annotations
+
+from attuner.report.facts import ReportFacts
+
+
+def view(facts: ReportFacts) -> str:
+    """Return the statement to run first."""
+    return (
+        "CREATE OR REPLACE TEMP VIEW mine AS\n"
+        f"SELECT * FROM events WHERE campaign_id = {_text(facts.campaign_id)}\n"
+        "QUALIFY row_number() OVER (PARTITION BY kind, key ORDER BY n DESC) = 1;"
+    )
+
+
+def claim(facts: ReportFacts) -> str:
+    """Return the query for the two speeds, the gain and the band."""
+    if facts.remeasurement:
+        return (
+            "SELECT record->>'$.baseline_mean' AS before, record->>'$.leader_mean' AS after,\n"
+            "       record->>'$.gain' AS gain, record->>'$.band' AS band, record->>'$.reason' AS reason\n"
+            "FROM mine WHERE kind = 'remeasurement';"
+        )
+    return (
+        "SELECT kind, key, record->>'$.mean' AS baseline, record->>'$.band' AS band,\n"
+        "       record->>'$.tokens_per_s_per_gpu' AS measured, record->>'$.new_leader' AS new_leader\n"
+        "FROM mine WHERE kind IN ('calibration', 'score') ORDER BY n;"
+    )
+
+
+def changes(facts: ReportFacts) -> str:
+    """Return the query for every final argument that differs between baseline and leader."""
+    leader = facts.leader.recipe if facts.leader else facts.recipe_digest
+    return (
+        "WITH final AS (SELECT e.key AS recipe, j.key AS name, j.value AS value\n"
+        "               FROM mine e, json_each(e.record, '$.arguments') j WHERE e.kind = 'effective')\n"
+        "SELECT coalesce(b.name, l.name) AS name, b.value AS baseline, l.value AS leader\n"
+        f"FROM (FROM final WHERE recipe = {_text(facts.baseline_digest)}) b\n"
+        f"FULL JOIN (FROM final WHERE recipe = {_text(leader)}) l ON b.name = l.name\n"
+        "WHERE b.value IS DISTINCT FROM l.value ORDER BY 1;"
+    )
+
+
+def looks(facts: ReportFacts) -> str:
+    """Return the query for what every look found about the leader's recipe."""
+    leader = facts.leader.recipe if facts.leader else facts.recipe_digest
+    return (
+        "SELECT record->>'$.look' AS look, e.key, f.value->>'$.key' AS what, f.value->>'$.before' AS baseline,\n"
+        "       f.value->>'$.after' AS candidate, f.value->>'$.decision' AS decision, f.value->>'$.reason' AS reason\n"
+        "FROM mine e, json_each(e.record, '$.findings') f\n"
+        f"WHERE e.kind = 'verdict' AND e.record->>'$.recipe' = {_text(leader)} ORDER BY e.n;"
+    )
+
+
+def launches(facts: ReportFacts) -> str:
+    """Return the query for predictions, outcomes and charges of every launch."""
+    per_hour = facts.units.per_hour
+    return (
+        "SELECT l.key AS launch, l.record->>'$.kind' AS kind, h.record->>'$.predicted_gain' AS predicted,\n"
+        "       t.record->>'$.status' AS outcome, s.record->>'$.tokens_per_s_per_gpu' AS tokens_per_s,\n"
+        "       s.record->>'$.gain' AS gain,\n"
+        f"       {per_hour:g} * CAST(t.record->>'$.gpu_hours' AS DOUBLE) AS \"{facts.units.time}\"\n"
+        "FROM mine l LEFT JOIN mine t ON t.kind = 'trial' AND t.key = l.key\n"
+        "LEFT JOIN mine s ON s.kind = 'score' AND s.key = l.key\n"
+        "LEFT JOIN mine h ON h.kind = 'hypothesis' AND h.key = l.record->>'$.hypothesis'\n"
+        "WHERE l.kind = 'launch' ORDER BY l.n;"
+    )
+
+
+def breakdown(facts: ReportFacts) -> str:
+    """Return the query for where the step went, seconds per step, mean over ranks and profiled steps."""
+    ids = [b.launch_id for b in (facts.before, facts.after) if b]
+    parts = ("step_s", "compute_s", "exposed_comm_s", "host_s", "idle_s")
+    sums = ",\n       ".join(f"avg(CAST(r.value->>'$.{p}' AS DOUBLE)) AS {p}" for p in parts)
+    return (
+        f"SELECT e.key AS launch,\n       {sums}\n"
+        "FROM mine e, json_each(e.record, '$.rank_steps') r\n"
+        f"WHERE e.kind = 'breakdown' AND e.key IN ({', '.join(map(_text, ids))}) GROUP BY e.key;"
+    )
+
+
+def spend(facts: ReportFacts) -> str:
+    """Return the query for the charge by kind of launch, with the total."""
+    return (
+        "SELECT coalesce(l.record->>'$.kind', 'total') AS kind, count(*) AS attempts,\n"
+        f"       {facts.units.per_hour:g} * sum(CAST(s.record->>'$.gpu_hours' AS DOUBLE)) AS \"{facts.units.time}\"\n"
+        "FROM mine s JOIN mine l ON l.kind = 'launch' AND l.key = s.record->>'$.launch_id'\n"
+        "WHERE s.kind = 'settled' GROUP BY ROLLUP (l.record->>'$.kind');"
+    )
+
+
+def reviews() -> str:
+    """Return the query for every finding that a person must look at, of all candidates."""
+    return (
+        "SELECT e.key, f.value->>'$.rule' AS rule, f.value->>'$.key' AS what, f.value->>'$.reason' AS reason\n"
+        "FROM mine e, json_each(e.record, '$.findings') f\n"
+        "WHERE e.kind = 'verdict' AND f.value->>'$.decision' = 'review' ORDER BY e.n;"
+    )
+
+
+def recipe(facts: ReportFacts) -> str:
+    """Return the query for the recipe itself."""
+    return f"SELECT record FROM mine WHERE kind = 'recipe' AND key = {_text(facts.recipe_digest)};"
+
+
+def _text(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
