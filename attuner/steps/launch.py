@@ -1,0 +1,216 @@
+"""launch: run one decided launch to its end and record what came of it, whatever that is.
+
+A failed run is data: it comes back as a Trial with its cause and cost. Contact lost raises Transient, and the next call
+attaches to the same attempt. An allocation proved gone closes the attempt, charged to its last heartbeat, and opens one
+more; a second loss is a Trial with cause infrastructure.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from attuner.core.base import digest_of
+from attuner.core.campaign import Campaign
+from attuner.core.errors import Broken
+from attuner.core.events import History, attempt_key
+from attuner.core.run import Attempt, Launch, Settlement, Trial
+from attuner.policy import budget
+from attuner.ports import JobSpec, JobState, Kit, RunFiles
+from attuner.steps.common import past, put
+
+POLL_S = 0.25
+LOST_LIMIT = 2
+
+
+def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -> Trial:
+    """Run the launch, or return its trial if it has one.
+
+    Args:
+        again: the measurement on record is invalid: make one fresh attempt of the same recipe.
+
+    Raises:
+        Transient: contact lost; call again, it attaches to the same attempt.
+    """
+    history = past(kit, campaign_id)
+    decided = history.launch(launch_id)
+    if decided is None:
+        raise Broken(f"{campaign_id}: no launch {launch_id} on record; decide it first")
+    trial = history.trial(launch_id)
+    if trial is not None and not (again and _measured_invalid(history, trial) and _affordable(history, decided)):
+        return trial
+    seen = trial.attempt if trial else 0
+    while True:
+        history = past(kit, campaign_id)
+        closed = _closed_without_trial(history, launch_id, after=seen)
+        if closed is not None:
+            return _record_trial(kit, campaign_id, closed, history)
+        attempt = _open_attempt(kit, campaign_id, history, decided)
+        job = _job(kit, history, decided)
+        attempt, state = _follow(kit, campaign_id, attempt, job)
+        settlement = settle(kit.launcher.files(attempt), attempt, gpus=job.gpus, state=state)
+        put(kit, campaign_id, "settled", attempt_key(launch_id, attempt.number), settlement)
+
+
+def _measured_invalid(history: History, trial: Trial) -> bool:
+    """Tell whether the trial's measurement is invalid and no fresh attempt was made for it yet: there is one, not more."""
+    score = history.score(trial.launch_id)
+    if score is None or score.valid or score.attempt != trial.attempt:
+        return False
+    closed = [s for s in history.settlements() if s.launch_id == trial.launch_id and not s.lost and not s.interrupted]
+    return sum(1 for s in closed if s.attempt <= trial.attempt) < 2
+
+
+def _affordable(history: History, decided: Launch) -> bool:
+    """Tell whether a fresh attempt fits the budget; one that was begun already is carried on in any case."""
+    trial = history.trial(decided.id)
+    if trial is not None and any(a.number > trial.attempt for a in history.attempts(decided.id)):
+        return True
+    return budget.remaining(history, for_remeasure=decided.kind == "remeasure") >= decided.reserve_gpu_hours
+
+
+def _closed_without_trial(history: History, launch_id: str, *, after: int) -> Attempt | None:
+    """Return the attempt whose outcome is final but not on record yet; None if there is something left to run.
+
+    An attempt that was stopped together with its campaign is no outcome, and neither is the first lost allocation.
+    """
+    closed = [(a, s) for a in history.attempts(launch_id) if a.number > after and (s := history.settled(launch_id, a.number))]
+    lost = 0
+    for attempt, settlement in closed:
+        lost += settlement.lost
+        if not settlement.interrupted and (not settlement.lost or lost >= LOST_LIMIT):
+            return attempt
+    return None
+
+
+def _open_attempt(kit: Kit, campaign_id: str, history: History, decided: Launch) -> Attempt:
+    """Return the attempt that is not closed yet, or record a new one before anything is submitted."""
+    attempts = history.attempts(decided.id)
+    if attempts and history.settled(decided.id, attempts[-1].number) is None:
+        return attempts[-1]
+    number = len(attempts) + 1
+    attempt = Attempt(
+        launch_id=decided.id,
+        number=number,
+        submission_id=f"{campaign_id}-{decided.id}-a{number}",
+        folder=str(kit.folder / "runs" / f"{decided.id}-a{number}"),
+        submitted_at=kit.clock.now(),
+    )
+    put(kit, campaign_id, "attempt", attempt_key(decided.id, number), attempt)
+    return attempt
+
+
+def _job(kit: Kit, history: History, decided: Launch) -> JobSpec:
+    campaign = history.campaign()
+    job = kit.stack.command(
+        history.recipe(decided.recipe),
+        campaign,
+        kind=decided.kind,
+        profile_steps=decided.profile_steps,
+        inputs=inputs(kit, history, campaign, decided),
+    )
+    return job.model_copy(update={"time_limit_s": decided.time_limit_s, "hang_s": campaign.launch.hang_s})
+
+
+def inputs(kit: Kit, history: History, campaign: Campaign, decided: Launch) -> dict[str, Any]:
+    """Return what a launch reads and writes: rows, checkpoint, where its data begin, which component it tests."""
+    given = campaign.prepare.checkpoint
+    checkpoint = given or (str(kit.folder / "inputs" / "checkpoint") if campaign.prepare.steps else None)
+    rows = str(kit.folder / "inputs" / "rows")
+    if decided.kind == "prepare":
+        return {"rows": rows, "first_row": 0, "steps": campaign.prepare.steps, "load": None, "save": checkpoint}
+    runs = [x.id for x in history.launches() if x.kind == "calibrate"]
+    offset = runs.index(decided.id) if decided.id in runs else None
+    return {
+        "rows": rows,
+        "first_row": campaign.prepare.steps * campaign.workload.global_batch,
+        "steps": campaign.workload.steps,
+        "load": checkpoint,
+        "save": None,
+        "placement_offset": offset,
+        "component": decided.component,
+    }
+
+
+def _follow(kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec) -> tuple[Attempt, JobState]:
+    """Submit or attach, and wait for the end. Ctrl-C stops the job before it is passed on."""
+    if not attempt.address:
+        where = kit.launcher.submit(attempt, job)
+        if where != attempt:
+            put(kit, campaign_id, "attempt", attempt_key(attempt.launch_id, attempt.number), where)
+            attempt = where
+    try:
+        while not (state := kit.launcher.poll(attempt)).done():
+            kit.watch.progress(attempt.launch_id, state.phase, kit.stack.progress(kit.launcher.files(attempt)))
+            kit.clock.sleep(POLL_S)
+    except Exception:
+        raise  # contact lost: the job goes on, and the next call attaches to it
+    except BaseException:
+        _interrupted(kit, campaign_id, attempt, job.gpus)  # Ctrl-C, or a cancel that Prefect passes on
+        raise
+    return attempt, state
+
+
+def _interrupted(kit: Kit, campaign_id: str, attempt: Attempt, gpus: int) -> None:
+    """End the job and settle its charge; a resume opens the next attempt."""
+    kit.launcher.cancel(attempt)
+    stopped = settle(kit.launcher.files(attempt), attempt, gpus=gpus, state=JobState(phase="stopped"))
+    settlement = stopped.model_copy(update={"interrupted": True})
+    put(kit, campaign_id, "settled", attempt_key(attempt.launch_id, attempt.number), settlement)
+
+
+def settle(files: RunFiles, attempt: Attempt, *, gpus: int, state: JobState) -> Settlement:
+    """Return the charge of one attempt: from allocation to release, or to the last heartbeat if there was no release."""
+    stamp = files.stamp
+    start, end = stamp.allocated_at, stamp.released_at
+    how = "released"
+    if start is None:
+        how, end = "never_allocated", None
+    elif end is None:
+        # the driver was killed outright: it held the devices at least until its last heartbeat
+        how, end = "last_heartbeat", max(stamp.last_heartbeat or start, start)
+    # never negative: a clock set back while the job ran must not earn device-hours
+    hours = gpus * max(end - start, 0.0) / 3600.0 if start is not None and end is not None else 0.0
+    return Settlement.model_validate(
+        {
+            "launch_id": attempt.launch_id,
+            "attempt": attempt.number,
+            "gpus": gpus,
+            "allocated_at": start,
+            "released_at": end,
+            "gpu_hours": hours,
+            "how": how,
+            "lost": state.gone,
+            "detail": state.detail,
+        }
+    )
+
+
+def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History) -> Trial:
+    files = kit.launcher.files(attempt)
+    result, stamp = kit.stack.read(files), files.stamp
+    settlement = history.settled(attempt.launch_id, attempt.number)
+    if settlement is None:
+        raise Broken(f"{attempt.submission_id}: a trial before its charge")
+    status, cause = result.status, result.cause
+    if settlement.lost or settlement.how == "never_allocated":
+        status, cause = "infrastructure", settlement.detail or stamp.detail or "the devices were never allocated"
+    trial = Trial.model_validate(
+        {
+            "launch_id": attempt.launch_id,
+            "attempt": attempt.number,
+            "status": status,
+            "cause": cause,
+            "phase": result.phase,
+            "steps": [s.model_dump() for s in result.steps],
+            "gpu_hours": history.charge(attempt.launch_id),
+            "duration_s": settlement.gpu_hours * 3600.0 / settlement.gpus,
+            "hosts": stamp.hosts,
+            "hardware": stamp.hardware,
+            "gpus": settlement.gpus if settlement.how != "never_allocated" else 0,
+            "env": result.env,
+            "config_digest": digest_of(result.arguments) if result.arguments else "",
+            "other_load": stamp.other_load,
+        }
+    )
+    put(kit, campaign_id, "trial", attempt.launch_id, trial)
+    return trial

@@ -1,0 +1,123 @@
+"""remeasure: leader and original baseline again, interleaved, fresh launches, looked at again; the reported gain is this one."""
+
+from __future__ import annotations
+
+import statistics
+
+from attuner.core.events import History
+from attuner.core.judgement import Note, Remeasurement, Score, worst
+from attuner.policy import budget, leader, measure
+from attuner.ports import Kit
+from attuner.steps.common import check_lock, decide, past, put
+from attuner.steps.gate import look
+
+UNAFFORDABLE = "remeasure"
+"""Key of the note that says why nothing was re-measured."""
+
+
+def plan_remeasure(kit: Kit, campaign_id: str) -> list[str]:
+    """Return the launch ids of the pairs in the order to run them; empty if nothing beat the baseline.
+
+    The order within a pair alternates, so that a drift of the machine favours neither side.
+    """
+    history = past(kit, campaign_id)
+    campaign = history.campaign()
+    best = leader.shippable(history)
+    best_launch = history.launch(best.launch_id) if best else None
+    if best_launch is None:
+        return []
+    if not _affordable(kit, campaign_id, history):
+        return []
+    ids = []
+    for pair in range(campaign.remeasure.pairs):
+        sides = [("baseline", campaign.baseline.digest()), ("leader", best_launch.recipe)]
+        for name, recipe in sides if pair % 2 == 0 else reversed(sides):
+            ids.append(decide(kit, campaign_id, "remeasure", recipe, f"{name} {pair + 1}").id)
+    return ids
+
+
+def _affordable(kit: Kit, campaign_id: str, history: History) -> bool:
+    """Tell whether the missing launches fit the budget; if not, note it once: the baseline is kept for that reason."""
+    if history.find("note", UNAFFORDABLE, Note) is not None:
+        return False
+    done = sum(1 for x in history.launches() if x.kind == "remeasure")
+    need = (2 * history.campaign().remeasure.pairs - done) * budget.reserve(history)
+    left = budget.remaining(history, for_remeasure=True)
+    if need <= left + 1e-9:
+        return True
+    text = f"the re-measurement reserves {need:.4f} device-hours and {max(left, 0):.4f} are left: a launch overdrew the budget"
+    put(kit, campaign_id, "note", UNAFFORDABLE, Note(text=text))
+    return False
+
+
+def remeasure(kit: Kit, campaign_id: str) -> Remeasurement | None:
+    """Record the re-measured gain; None if there is no leader to measure.
+
+    Inside the band, or if any look refuses now, or if a launch failed, the baseline is kept and the record says why.
+    """
+    history = past(kit, campaign_id)
+    known = history.remeasurement()
+    ids = plan_remeasure(kit, campaign_id) if known is None else []
+    if known is not None or not ids:
+        return known
+    campaign, calibration, best = history.campaign(), history.calibration(), leader.shippable(history)
+    if calibration is None or best is None:
+        return None
+    check_lock(kit, campaign)
+    history = past(kit, campaign_id)
+    sides: dict[str, list[Score]] = {"baseline": [], "leader": []}
+    ids_of: dict[str, list[str]] = {"baseline": [], "leader": []}
+    for launch_id in ids:
+        launch, scored = history.launch(launch_id), history.score(launch_id)
+        name = launch.purpose.split()[0] if launch else ""
+        ids_of[name].append(launch_id)
+        if scored is not None and scored.valid and scored.decision == "admit":
+            sides[name].append(scored)
+    means = {name: statistics.fmean(s.tokens_per_s_per_gpu for s in side) if side else 0.0 for name, side in sides.items()}
+    result = _judged(kit, campaign_id, best, ids_of, sides, means, calibration.band)
+    put(kit, campaign_id, "remeasurement", "final", result)
+    return result
+
+
+def _judged(
+    kit: Kit,
+    campaign_id: str,
+    best: Score,
+    ids_of: dict[str, list[str]],
+    sides: dict[str, list[Score]],
+    means: dict[str, float],
+    band: float,
+) -> Remeasurement:
+    history = past(kit, campaign_id)
+    launch = history.launch(best.launch_id)
+    effective = history.effective(launch.recipe) if launch else None
+    pairs = history.campaign().remeasure.pairs
+    complete = all(len(side) >= pairs for side in sides.values())
+    config = (
+        look(kit, history, effective, subject=launch.hypothesis, recipe=launch.recipe).decision
+        if launch and effective
+        else "refuse"
+    )
+    gain = means["leader"] / means["baseline"] - 1.0 if means["baseline"] else 0.0
+    faster = measure.leads(means["leader"], means["baseline"], band)
+    reason = ""
+    if not complete:
+        counts = {name: len(side) for name, side in sides.items()}
+        reason = f"only {counts} of {pairs} launches a side gave a valid, admitted measurement"
+    elif config == "refuse":
+        reason = "the first look refuses the leader now"
+    elif not faster:
+        reason = f"re-measured gain {gain:+.1%} is inside the band of {band:.1%}"
+    decision = worst([config, "admit" if complete else "refuse"])
+    return Remeasurement(
+        baseline_launches=ids_of["baseline"],
+        leader_launches=ids_of["leader"],
+        leader=best.launch_id,
+        baseline_mean=means["baseline"],
+        leader_mean=means["leader"],
+        gain=gain,
+        band=band,
+        decision=decision,
+        kept_baseline=bool(reason),
+        reason=reason,
+    )

@@ -1,0 +1,105 @@
+"""ship: write the recipe that won, with its report, and put it on the board; without admitting looks the baseline ships."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+
+from attuner.core.errors import Refused
+from attuner.core.events import History
+from attuner.core.judgement import Note, Shipment
+from attuner.core.recipe import Recipe
+from attuner.policy import leader
+from attuner.ports import Kit
+from attuner.report import html, markdown
+from attuner.report.facts import gather
+from attuner.steps.common import check_lock, past, put
+from attuner.steps.remeasure import UNAFFORDABLE
+
+
+def ship(kit: Kit, campaign_id: str) -> Shipment:
+    """Record what ships and write recipe.yaml, report.md and report.html into the campaign's folder.
+
+    Raises:
+        Refused: the re-measurement of an existing leader is missing.
+        RegisterChanged: rules/ or the judging code moved since birth.
+    """
+    history = past(kit, campaign_id)
+    known = history.shipment()
+    if known is None:
+        check_lock(kit, history.campaign())
+        known = decide_shipment(history, kit.folder)
+        put(kit, campaign_id, "shipment", "final", known)
+    write_files(kit, campaign_id)
+    return known
+
+
+def decide_shipment(history: History, folder: Path) -> Shipment:
+    """Return what ships. Pure: a recipe other than the baseline needs admitting looks from score and from remeasure."""
+    campaign, again, best = history.campaign(), history.remeasurement(), leader.shippable(history)
+    keep = Shipment(
+        launch_id=_first_calibration(history),
+        recipe=campaign.baseline.digest(),
+        gain=0.0,
+        kept_baseline=True,
+        reason="no launch beat the baseline by more than the band",
+        folder=str(folder),
+        open_reviews=[x for s in history.scores() if s.new_leader for x in leader.open_reviews(history, s.launch_id)],
+    )
+    if best is None:
+        if any(s.new_leader for s in history.scores()):
+            return keep.model_copy(
+                update={"reason": "what beat the baseline waits for a person's review (gate.review: before_ship)"}
+            )
+        return keep
+    unaffordable = history.find("note", UNAFFORDABLE, Note)
+    if again is None and unaffordable is not None:
+        return keep.model_copy(update={"reason": unaffordable.text})
+    if again is None:
+        raise Refused(f"{campaign.id}: {best.launch_id} leads but was not re-measured; run remeasure first")
+    if again.kept_baseline or again.leader != best.launch_id or again.decision == "refuse":
+        return keep.model_copy(update={"reason": again.reason or "the re-measured launch is not the leader"})
+    launch = history.launch(best.launch_id)
+    if launch is None or best.decision != "admit":
+        return keep.model_copy(update={"reason": f"the looks at {best.launch_id} do not admit it"})
+    return Shipment(
+        launch_id=best.launch_id,
+        recipe=launch.recipe,
+        gain=again.gain,
+        kept_baseline=False,
+        reason="admitted by every look, and faster by more than the band when re-measured",
+        folder=str(folder),
+        open_reviews=leader.open_reviews(history, best.launch_id),
+    )
+
+
+def _first_calibration(history: History) -> str:
+    calibration = history.calibration()
+    return calibration.launches[0] if calibration else ""
+
+
+def recipe_yaml(recipe: Recipe, campaign_id: str) -> str:
+    """Return a recipe file that `attuner run` or a plain launch can use."""
+    body = {"stack": recipe.stack, "arguments": dict(sorted(recipe.arguments.items())), "env": dict(sorted(recipe.env.items()))}
+    return f"# shipped by attuner campaign {campaign_id}, recipe {recipe.digest()[:12]}\n" + yaml.safe_dump(body, sort_keys=False)
+
+
+def write_files(kit: Kit, campaign_id: str) -> None:
+    """Write recipe.yaml, report.md and report.html; writing them again changes nothing on record."""
+    history = past(kit, campaign_id)
+    shipment = history.shipment()
+    recipe = history.recipe(shipment.recipe) if shipment else history.campaign().baseline
+    kit.folder.mkdir(parents=True, exist_ok=True)
+    if shipment:
+        (kit.folder / "recipe.yaml").write_text(recipe_yaml(recipe, campaign_id))
+    write_report(history, kit.folder)
+
+
+def write_report(history: History, folder: Path) -> list[Path]:
+    """Write report.md and report.html from what is on record; return their paths."""
+    facts = gather(history.events)
+    paths = [folder / "report.md", folder / "report.html"]
+    for path, text in zip(paths, (markdown.render(facts), html.render(facts)), strict=True):
+        path.write_text(text, encoding="utf-8")
+    return paths

@@ -1,0 +1,220 @@
+"""The one place that names adapters and reads settings: from a campaign file or id to a wired Kit.
+
+Adapters are imported when they are used: the gate and the rules answer at once, without DuckDB, Ray or a profiler reader.
+"""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attuner.config import load_campaign
+from attuner.core.base import Record
+from attuner.core.campaign import Campaign
+from attuner.core.errors import Transient, UserError
+from attuner.core.events import History
+from attuner.ports import Kit, Launcher, Proposer, Stack, Watch
+from attuner.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from attuner.ledgers.duckdb_file import DuckdbLedger
+
+PROPOSERS = {"catalog": "attuner.proposers.catalog:Catalog", "scripted": "attuner.proposers.scripted:Scripted"}
+STACKS = {"mcore": "attuner.stacks.mcore.stack:McoreStack"}
+LAUNCHERS = ("ray_jobs",)
+RUNNER = Path(__file__).parent / "runner"
+
+
+class SystemClock:
+    """Real time."""
+
+    def now(self) -> float:
+        """Return unix seconds."""
+        return time.time()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait."""
+        time.sleep(seconds)
+
+
+class Unwatched:
+    """Nobody looks on."""
+
+    def event(self, kind: str, key: str, record: Record) -> None:
+        """Ignore."""
+
+    def progress(self, launch_id: str, phase: str, steps: int) -> None:
+        """Ignore."""
+
+
+class KitSession:
+    """The kits that one flow run keeps open: each holds a campaign's lease, a resolver process and a contact to Ray."""
+
+    def __init__(self) -> None:
+        self.kits: dict[str, Kit] = {}
+
+    def close(self, *, leave_jobs: bool = False) -> None:
+        """Close every kit and give its lease back; `leave_jobs` leaves a local Ray alone, for a resume to attach to."""
+        while self.kits:
+            _, kit = self.kits.popitem()
+            _close(kit, leave_jobs=leave_jobs)
+
+
+# Context variables, so that two flow runs in one process never share a kit or a watcher.
+_session: ContextVar[KitSession | None] = ContextVar("attuner_kits", default=None)
+watch_with: ContextVar[Watch | None] = ContextVar("attuner_watch", default=None)
+
+
+@contextmanager
+def kit_session() -> Iterator[KitSession]:
+    """Keep the kits that are opened inside open until the end, so that a flow's tasks share them."""
+    session = KitSession()
+    token = _session.set(session)
+    lost = False
+    try:
+        yield session
+    except Transient:
+        lost = True  # contact was lost, perhaps while a job runs that is being paid for
+        raise
+    finally:
+        _session.reset(token)
+        session.close(leave_jobs=lost)
+
+
+def open_ledger(settings: Settings) -> DuckdbLedger:
+    """Return the ledger of this machine's ATTUNER_HOME."""
+    from attuner.ledgers.duckdb_file import DuckdbLedger
+
+    settings.home.mkdir(parents=True, exist_ok=True)
+    return DuckdbLedger(settings.ledger)
+
+
+def stack_of(campaign: Campaign) -> Stack:
+    """Return the stack's adapter. Raises UserError for an unknown name."""
+    stack: Stack = _named(STACKS, campaign.stack.name, f"{campaign.source_file}: stack.name")()
+    return stack
+
+
+def _proposer(campaign: Campaign) -> Proposer:
+    proposer: Proposer = _named(PROPOSERS, campaign.proposer.name, f"{campaign.source_file}: proposer.name")()
+    return proposer
+
+
+def _named(table: dict[str, str], name: str, where: str) -> Any:
+    if name not in table:
+        raise UserError(f"{where}: {name}: unknown; known: {', '.join(sorted(table))}")
+    module, _, kind = table[name].partition(":")
+    return getattr(importlib.import_module(module), kind)
+
+
+def check_names(campaign: Campaign) -> None:
+    """Raise UserError if the campaign names a stack, launcher or proposer that does not exist."""
+    stack_of(campaign)
+    _proposer(campaign)
+    _launcher_name(campaign)
+
+
+def _launcher_name(campaign: Campaign) -> str:
+    if campaign.launcher.name not in LAUNCHERS:
+        raise UserError(
+            f"{campaign.source_file}: launcher.name: {campaign.launcher.name}: unknown; known: {', '.join(LAUNCHERS)}"
+        )
+    return campaign.launcher.name
+
+
+def _launcher(campaign: Campaign, settings: Settings) -> Launcher:
+    _launcher_name(campaign)
+    from attuner.launchers.ray_jobs import RayJobs
+
+    return RayJobs(
+        campaign.launcher.cluster,
+        settings.folder(campaign.id),
+        address=settings.ray_address,
+        python=settings.ray_python,
+        runner=RUNNER,
+    )
+
+
+def build_kit(campaign: Campaign, settings: Settings) -> Kit:
+    """Wire the adapters that a campaign names. Nothing is started yet."""
+    return Kit(
+        stack=stack_of(campaign),
+        launcher=_launcher(campaign, settings),
+        proposer=_proposer(campaign),
+        ledger=open_ledger(settings),
+        clock=SystemClock(),
+        folder=settings.folder(campaign.id),
+        rules_dir=settings.rules_dir(),
+        watch=watch_with.get() or Unwatched(),
+    )
+
+
+def read_campaign(file: str, settings: Settings) -> Campaign:
+    """Read a campaign file and give the campaign its id."""
+    campaign = load_campaign(Path(file), configs=settings.configs_dir())
+    while True:
+        name = f"{campaign.name}-{secrets.token_hex(2)}"
+        if not settings.folder(name).exists():
+            return campaign.model_copy(update={"id": name})
+
+
+@contextmanager
+def new_kit(campaign: Campaign) -> Iterator[Kit]:
+    """Open the kit of a campaign that is about to be born; birth itself takes the lease once its checks have passed."""
+    with _opened(campaign, load_settings()) as kit:
+        yield kit
+
+
+@contextmanager
+def open_kit(campaign_id: str) -> Iterator[Kit]:
+    """Open the kit of a campaign on record, or return the one that this flow run holds already.
+
+    Raises:
+        UserError: no such campaign.
+        Refused: another live process holds the campaign's lease.
+    """
+    session = _session.get()
+    if session is not None and campaign_id in session.kits:
+        kit = session.kits[campaign_id]
+        kit.ledger.claim(campaign_id)
+        yield kit
+        return
+    settings = load_settings()
+    ledger = open_ledger(settings)
+    events = ledger.history(campaign_id)
+    if not events:
+        raise UserError(f"no campaign {campaign_id} in {settings.ledger}; `attuner status` lists them")
+    with _opened(History(events).campaign(), settings) as kit:
+        kit.ledger.claim(campaign_id)
+        yield kit
+
+
+@contextmanager
+def _opened(campaign: Campaign, settings: Settings) -> Iterator[Kit]:
+    session = _session.get()
+    kit = build_kit(campaign, settings)
+    if session is not None:
+        session.kits[campaign.id] = kit
+        yield kit
+        return
+    lost = False
+    try:
+        yield kit
+    except Transient:
+        lost = True
+        raise
+    finally:
+        _close(kit, leave_jobs=lost)
+
+
+def _close(kit: Kit, *, leave_jobs: bool = False) -> None:
+    kit.stack.close()
+    if not leave_jobs:
+        kit.launcher.close()
+    kit.ledger.close()
