@@ -1,0 +1,108 @@
+"""The command `attuner`: parse, call, print.
+
+Heavy imports stay inside the verbs, so that the gate and the rules answer at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from attuner import __version__
+from attuner.core.errors import AttunerError
+
+Verb = Callable[[argparse.Namespace], int]
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line that names the mending."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.exit(2, f"attuner: {message}; see `{self.prog} --help`\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the command line's parser."""
+    top = _Parser(prog="attuner", description="Tunes LLM training recipes unattended; ships what still trains the same model.")
+    top.add_argument("--version", action="version", version=f"attuner {__version__}")
+    top.add_argument("--project", default="", metavar="DIR", help="checkout with flows/, rules/, configs/ (default: here)")
+    verbs = top.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=_Parser)
+    _campaign_verbs(verbs)
+    _reading_verbs(verbs)
+    _gate_verbs(verbs)
+    return top
+
+
+def _add(verbs: argparse._SubParsersAction[_Parser], name: str, text: str, verb: str, *, json: bool = False) -> _Parser:
+    sub = verbs.add_parser(name, help=text, description=text)
+    sub.set_defaults(call=verb)
+    if json:
+        sub.add_argument("--json", action="store_true", help="print JSON")
+    return sub
+
+
+def _campaign_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    run = _add(verbs, "run", "run a whole campaign", "run:run")
+    run.add_argument("file", metavar="FILE", help="campaign file")
+    run.add_argument("--quiet", action="store_true", help="print the last five lines only")
+    resume = _add(verbs, "resume", "go on with a campaign that was cut off", "run:resume")
+    resume.add_argument("campaign", metavar="CAMPAIGN", help="campaign id, or the start of it")
+    resume.add_argument("--quiet", action="store_true", help="print the last five lines only")
+    check = _add(verbs, "check", "validate a campaign file and show cost and verdict; spends nothing", "check:check", json=True)
+    check.add_argument("file", metavar="FILE", help="campaign file")
+
+
+def _reading_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    status = _add(verbs, "status", "what happened: one line a campaign, or one campaign's launches", "read:status", json=True)
+    status.add_argument("campaign", metavar="CAMPAIGN", nargs="?", default="", help="campaign id, or the start of it")
+    report = _add(verbs, "report", "write a campaign's report.md and report.html again", "read:report", json=True)
+    report.add_argument("campaign", metavar="CAMPAIGN", help="campaign id, or the start of it")
+    _add(verbs, "board", "one line per campaign: what was shipped, gain, cost", "read:board", json=True)
+    ledger = verbs.add_parser("ledger", help="verify or export the ledger")
+    acts = ledger.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=_Parser)
+    verify = _add(acts, "verify", "find any edited, missing or reordered row, and a lost tail", "read:ledger_verify", json=True)
+    verify.add_argument("campaign", metavar="CAMPAIGN", nargs="?", default="", help="one campaign only")
+    export = _add(
+        acts, "export", "write a snapshot for plain SQL (.duckdb, .parquet, .csv, .json)", "read:ledger_export", json=True
+    )
+    export.add_argument("target", metavar="TARGET", help="file to write")
+
+
+def _gate_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    gate = _add(verbs, "gate", "does this change what is trained? exit 0 admit, 3 review, 4 refuse", "gate:gate", json=True)
+    gate.add_argument("base", metavar="BASE", help="baseline: a recipe file, or a campaign file")
+    gate.add_argument("candidate", metavar="CANDIDATE", help="candidate recipe file")
+    gate.add_argument("--gpus", type=int, default=0, help="devices (default: the campaign's, else 1)")
+    gate.add_argument("--device", choices=["cpu", "cuda"], default="", help="device kind (default: the campaign's, else cpu)")
+    rules = verbs.add_parser("rules", help="the register: check, list, explain, lock")
+    acts = rules.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=_Parser)
+    for name, text in (("check", "evaluate every rule's examples and the lock"), ("list", "list the rules")):
+        sub = _add(acts, name, text, f"rules:{name}_rules", json=True)
+        sub.add_argument("--stack", default="", help="one stack only")
+    explain = _add(acts, "explain", "what the register says of one argument", "rules:explain", json=True)
+    explain.add_argument("argument", metavar="ARG", help="final argument, env:NAME or fact:NAME")
+    explain.add_argument("--stack", default="", help="one stack only")
+    _add(acts, "lock", "write rules/LOCK after a change of rules/ or attuner/policy", "rules:lock")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; errors are one line on stderr."""
+    arguments = parser().parse_args(argv)
+    module, function = arguments.call.split(":")
+    try:
+        verb: Verb = getattr(__import__(f"attuner.cli.{module}", fromlist=[function]), function)
+        return verb(arguments)
+    except AttunerError as error:
+        print(f"attuner: {error}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:  # `attuner ... | head`
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:
+        print("attuner: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
