@@ -1,0 +1,16 @@
+"""Task: a campaign file becomes a campaign on record. Its result is kept, so a retry of the flow run finds the same one."""
+
+from __future__ import annotations
+
+from attuner.settings import load_settings
+from attuner.steps import birth as step
+from attuner.wiring import new_kit, read_campaign
+from tasks._shell import step_task
+
+
+@step_task(name="birth")
+def birth(file: str) -> str:
+    """Return the new campaign's id."""
+    campaign = read_campaign(file, load_settings())
+    with new_kit(campaign) as kit:
+        return step.birth(kit, campaign)

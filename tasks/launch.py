@@ -1,0 +1,20 @@
+"""Task: run one decided launch to its end. A failed run completes too, in a state named TrialFailed: it is data."""
+
+from __future__ import annotations
+
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from attuner.steps import launch as step
+from attuner.wiring import open_kit
+from tasks._shell import step_task
+
+
+@step_task(name="launch {launch_id}", timeout_s=6 * 3600)
+def launch(campaign_id: str, launch_id: str, again: bool = False) -> str | State[str]:
+    """Return the trial's status: ok, oom, hang, crash or infrastructure."""
+    with open_kit(campaign_id) as kit:
+        trial = step.launch(kit, campaign_id, launch_id, again=again)
+        if trial.status == "ok":
+            return trial.status
+        return Completed(name="TrialFailed", message=f"{trial.status}: {trial.cause}", data=trial.status)

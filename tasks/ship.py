@@ -1,0 +1,18 @@
+"""Task: ship the recipe that won, with its report."""
+
+from __future__ import annotations
+
+from attuner.steps import ship as step
+from attuner.steps.common import past
+from attuner.wiring import open_kit
+from tasks import _artifacts
+from tasks._shell import step_task
+
+
+@step_task(name="ship {campaign_id}")
+def ship(campaign_id: str) -> str:
+    """Return the folder of the shipped recipe and its report."""
+    with open_kit(campaign_id) as kit:
+        shipment = step.ship(kit, campaign_id)
+        _artifacts.report(campaign_id, past(kit, campaign_id))
+        return shipment.folder
