@@ -1,0 +1,145 @@
+"""The laws of a launcher, as far as they can be held without a cluster: submission attaches, files outlive the launcher."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab import BASE
+
+from attuner.core.errors import UserError
+from attuner.core.run import Attempt
+from attuner.launchers.replay import Replay, Row, VirtualClock
+from attuner.ports import JobSpec
+from attuner.runner import files
+from attuner.stacks.mcore.stack import McoreStack
+
+TABLE = [
+    Row(match={"micro_batch_size": 9}, outcome="oom", detail="1.2 GiB asked, 1.0 GiB allowed"),
+    Row(step_s=2.0, losses=[5.0, 4.5], final={"lr": 0.001}),
+]
+
+
+def job(**arguments: Any) -> JobSpec:
+    given = {"arguments": {**BASE, **arguments}, "warmup_steps": 1, "steps": 4, "profile_steps": 1}
+    limits = {"time_limit_s": 60.0, "hang_s": 10.0}
+    return JobSpec(module="train_mcore", job=given, env={}, gpus=2, gpus_per_node=2, resource="slot", **limits)
+
+
+def attempt(folder: Path, number: int = 1) -> Attempt:
+    name = f"lab-l01-a{number}"
+    return Attempt(launch_id="l01", number=number, submission_id=name, folder=str(folder / name), submitted_at=0.0)
+
+
+class TestLauncher:
+    """What the step `launch` may rely on."""
+
+    def test_a_submission_says_where_it_runs(self, tmp_path: Path) -> None:
+        assert Replay(TABLE, VirtualClock()).submit(attempt(tmp_path), job()).address
+
+    def test_a_second_submission_attaches(self, tmp_path: Path) -> None:
+        launcher = Replay(TABLE, VirtualClock())
+        first = launcher.submit(attempt(tmp_path), job())
+        assert launcher.submit(attempt(tmp_path), job()) == first
+        assert launcher.submitted == ["lab-l01-a1"]
+
+    def test_another_process_attaches_too(self, tmp_path: Path) -> None:
+        clock = VirtualClock()
+        Replay(TABLE, clock).submit(attempt(tmp_path), job())
+        other = Replay(TABLE, clock)
+        other.submit(attempt(tmp_path), job())
+        assert other.submitted == []
+        assert not other.poll(attempt(tmp_path)).done()
+        clock.sleep(1000.0)
+        assert other.poll(attempt(tmp_path)).phase == "succeeded"
+
+    def test_another_attempt_is_another_run(self, tmp_path: Path) -> None:
+        launcher = Replay(TABLE, VirtualClock())
+        launcher.submit(attempt(tmp_path), job())
+        launcher.submit(attempt(tmp_path, 2), job())
+        assert launcher.submitted == ["lab-l01-a1", "lab-l01-a2"]
+
+    def test_it_runs_until_its_time_has_passed(self, tmp_path: Path) -> None:
+        clock = VirtualClock()
+        launcher = Replay(TABLE, clock)
+        launcher.submit(attempt(tmp_path), job())
+        assert launcher.poll(attempt(tmp_path)).phase == "running"
+        clock.sleep(14.9)
+        assert launcher.poll(attempt(tmp_path)).phase == "running"
+        clock.sleep(0.2)
+        state = launcher.poll(attempt(tmp_path))
+        assert (state.phase, state.gone, state.done()) == ("succeeded", False, True)
+
+    def test_files_hold_allocation_and_release(self, tmp_path: Path) -> None:
+        clock = VirtualClock(start=1000.0)
+        launcher = Replay(TABLE, clock)
+        launcher.submit(attempt(tmp_path), job())
+        stamp = launcher.files(attempt(tmp_path)).stamp
+        assert (stamp.allocated_at, stamp.released_at, stamp.outcome) == (1000.0, 1000.0 + 5.0 + 5 * 2.0, "ok")
+
+    def test_files_of_what_never_ran_are_empty(self, tmp_path: Path) -> None:
+        stamp = Replay(TABLE, VirtualClock()).files(attempt(tmp_path)).stamp
+        assert stamp.allocated_at is None
+        assert stamp.outcome == ""
+
+    def test_the_stack_reads_a_played_run_like_a_real_one(self, tmp_path: Path) -> None:
+        launcher = Replay(TABLE, VirtualClock())
+        launcher.submit(attempt(tmp_path), job())
+        found = McoreStack().read(launcher.files(attempt(tmp_path)))
+        assert found.status == "ok"
+        assert [s.kind for s in found.steps] == ["warmup", "scored", "scored", "scored", "profiled"]
+        assert [s.lm_loss for s in found.steps] == [5.0, 4.5, 4.5, 4.5, 4.5]
+        assert found.arguments == {"lr": 0.001}
+
+    def test_a_failed_run_says_why(self, tmp_path: Path) -> None:
+        clock = VirtualClock()
+        launcher = Replay(TABLE, clock)
+        launcher.submit(attempt(tmp_path), job(micro_batch_size=9))
+        clock.sleep(100.0)
+        assert launcher.poll(attempt(tmp_path)).phase == "failed"
+        found = McoreStack().read(launcher.files(attempt(tmp_path)))
+        assert (found.status, found.cause) == ("oom", "1.2 GiB asked, 1.0 GiB allowed")
+
+    def test_cancel_and_close_are_harmless(self, tmp_path: Path) -> None:
+        launcher = Replay(TABLE, VirtualClock())
+        launcher.cancel(attempt(tmp_path))
+        launcher.close()
+        launcher.close()
+
+
+def test_a_table_without_a_fitting_row_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no row of the table fits lab-l01-a1"):
+        Replay(TABLE[:1], VirtualClock()).submit(attempt(tmp_path), job())
+
+
+def test_the_jitter_of_a_row_depends_on_the_attempt_alone(tmp_path: Path) -> None:
+    def end(folder: str, number: int) -> float | None:
+        launcher = Replay([Row(jitter=0.3)], VirtualClock())
+        launcher.submit(attempt(tmp_path / folder, number), job())
+        return launcher.files(attempt(tmp_path / folder, number)).stamp.released_at
+
+    assert end("a", 1) == end("b", 1)
+    assert end("a", 1) != end("a", 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["not json\n{}\n", '["a list"]\n', '{"step": "first"}\n', '{"step": 0}\n', '{"step": 0, "kind": "scored"}\n']
+)
+def test_what_a_run_leaves_is_untrusted_and_a_malformed_line_is_a_crash(tmp_path: Path, text: str) -> None:
+    launcher = Replay(TABLE, VirtualClock())
+    made = launcher.submit(attempt(tmp_path), job())
+    (Path(made.folder) / files.STEPS).write_text(text)
+    found = McoreStack().read(launcher.files(made))
+    assert found.status == "crash"
+    assert "can't be read" in found.cause
+    assert found.steps == []
+
+
+@pytest.mark.parametrize("name", [files.STAMPS, files.HEARTBEAT])
+@pytest.mark.parametrize("text", ["\x00\n", "[1]\n"])
+def test_torn_stamps_are_no_crash_of_the_launcher(tmp_path: Path, name: str, text: str) -> None:
+    folder = Path(attempt(tmp_path).folder)
+    folder.mkdir(parents=True)
+    (folder / name).write_text(text)
+    assert Replay(TABLE, VirtualClock()).files(attempt(tmp_path)).stamp.outcome == ""

@@ -1,0 +1,165 @@
+"""The gate's two looks: what is uncovered is review, refuse beats review beats admit, same-math needs its test."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from book import steps, trial
+from lab import register, rule
+
+from attuner.core.judgement import ComponentTest, Verdict
+from attuner.core.recipe import EffectiveConfig
+from attuner.policy.gate import config_look, forward_look, missing_tests
+
+REGISTER = register(
+    rule(1, ["lr"], kind="objective", decision="refuse"),
+    rule(2, ["tp", "both"]),
+    rule(3, ["both", "odd"], decision="review"),
+    rule(4, ["attention"], kind="same-math", component="attention"),
+    rule(5, ["when"], when={"arg": "fine", "eq": True}, examples=[]) | {"examples": rule(5, ["when"])["examples"]},
+    rule(6, ["bad"], kind="defect", decision="refuse", when={"fact": "wrong", "eq": True}),
+)
+BASE = {"lr": 1, "tp": 2, "both": 1, "odd": 1, "attention": "local", "when": 1, "fine": False, "bad": 1}
+
+
+def look(changes: dict[str, Any], *, tests: list[ComponentTest] | None = None, facts: dict[str, Any] | None = None) -> Verdict:
+    before = EffectiveConfig(arguments=BASE, env={}, facts={"wrong": False})
+    after = EffectiveConfig(arguments={**BASE, **changes}, env={}, facts=facts or {"wrong": False})
+    return config_look(REGISTER, before, after, subject="h01", recipe="r", tests=tests or [], scope="here")
+
+
+def component(**changes: Any) -> ComponentTest:
+    figures = {k: 1e-6 for k, f in ComponentTest.model_fields.items() if f.annotation is float}
+    said = {"component": "attention", "argument": "attention", "old": "local", "new": "sdpa", "scope": "here", "passed": True}
+    return ComponentTest.model_validate({**figures, **said, "dtype": "fp32", "why": "close", "launch_id": "l07", **changes})
+
+
+@pytest.mark.parametrize(
+    ("changes", "decision"),
+    [
+        ({}, "admit"),
+        ({"tp": 1}, "admit"),
+        ({"odd": 2}, "review"),
+        ({"lr": 2}, "refuse"),
+        ({"new": 1}, "review"),
+        ({"both": 2}, "review"),
+        ({"tp": 1, "odd": 2}, "review"),
+        ({"tp": 1, "odd": 2, "lr": 2}, "refuse"),
+        ({"new": 1, "lr": 2}, "refuse"),
+    ],
+)
+def test_refuse_beats_review_beats_admit(changes: dict[str, Any], decision: str) -> None:
+    assert look(changes).decision == decision
+
+
+def test_an_uncovered_value_is_review_and_named() -> None:
+    finding = look({"tp": 1, "new": 7}).reviews()[0]
+    assert (finding.rule, finding.key, finding.before, finding.after) == ("uncovered", "new", None, 7)
+
+
+def test_a_rule_whose_condition_does_not_hold_covers_nothing() -> None:
+    assert look({"when": 2}).reviews()[0].rule == "uncovered"
+    assert look({"when": 2, "fine": True}).findings[-1].rule == "LAB-TST-005"
+
+
+def test_no_difference_is_admitted_without_a_finding() -> None:
+    assert look({}).findings == []
+
+
+def test_every_changed_value_has_a_finding() -> None:
+    changes = {"lr": 2, "tp": 1, "both": 2, "odd": 2, "when": 2, "x": 1}
+    assert {f.key for f in look(changes).findings} == set(changes)
+
+
+def test_a_defect_entered_through_a_derived_fact_refuses_though_no_value_of_its_own_changed() -> None:
+    verdict = look({}, facts={"wrong": True})
+    assert verdict.decision == "refuse"
+    assert verdict.refusals()[0].rule == "LAB-TST-006"
+
+
+def test_the_strictest_finding_stands_first() -> None:
+    decisions = [f.decision for f in look({"lr": 2, "tp": 1, "x": 1, "odd": 2}).findings]
+    assert decisions == ["refuse", "review", "review", "admit"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "decision"),
+    [
+        ([], "review"),
+        ([component()], "admit"),
+        ([component(passed=False)], "refuse"),
+        ([component(scope="elsewhere")], "review"),
+        ([component(old="sdpa", new="local")], "review"),
+        ([component(new="flash")], "review"),
+        ([component(component="dispatcher")], "review"),
+        ([component(argument="other")], "review"),
+        ([component(), component(passed=False)], "refuse"),
+        ([component(passed=False), component()], "admit"),
+        ([component(passed=False), component(scope="elsewhere")], "refuse"),
+    ],
+)
+def test_same_math_is_admitted_by_its_own_test_at_the_same_scope_only(tests: list[ComponentTest], decision: str) -> None:
+    assert look({"attention": "sdpa"}, tests=tests).decision == decision
+
+
+def test_a_passed_component_test_does_not_admit_what_else_changed() -> None:
+    assert look({"attention": "sdpa", "lr": 2}, tests=[component()]).decision == "refuse"
+
+
+def test_only_a_same_math_swap_without_its_test_is_missing_one() -> None:
+    verdict = look({"attention": "sdpa", "odd": 2, "new": 1})
+    assert missing_tests(REGISTER, verdict) == [("attention", "attention", "local", "sdpa")]
+    assert missing_tests(REGISTER, look({"attention": "sdpa"}, tests=[component()])) == []
+
+
+def forward(loss: float, *, base: float = 5.0, tolerance: float = 0.05) -> str:
+    return forward_look(base, trial(steps=steps(loss=loss)), tolerance=tolerance, recipe="r").decision
+
+
+@pytest.mark.parametrize(
+    ("loss", "decision"),
+    [
+        (5.0, "admit"),
+        (5.25, "admit"),
+        (4.75, "admit"),
+        (5.2500001, "refuse"),
+        (4.7499999, "refuse"),
+        (math.nan, "refuse"),
+        (math.inf, "refuse"),
+        (-5.0, "refuse"),
+        (0.0, "refuse"),
+    ],
+)
+def test_the_first_loss_is_within_the_tolerance_of_the_baseline_on_either_side(loss: float, decision: str) -> None:
+    assert forward(loss) == decision
+
+
+@pytest.mark.parametrize("base", [math.nan, math.inf, 0.0])
+def test_a_baseline_without_a_usable_loss_admits_nothing(base: float) -> None:
+    assert forward(5.0, base=base) == "refuse"
+
+
+def test_a_run_without_a_step_zero_is_refused() -> None:
+    assert forward_look(5.0, trial(steps=steps()[1:]), tolerance=0.05, recipe="r").decision == "refuse"
+    assert forward_look(5.0, trial(steps=[]), tolerance=0.05, recipe="r").decision == "refuse"
+
+
+@pytest.mark.parametrize("spoil", [{"lm_loss": math.nan}, {"lm_loss": -math.inf}, {"aux": {"load": math.nan}}])
+def test_one_loss_that_is_no_number_refuses_wherever_it_stands(spoil: dict[str, Any]) -> None:
+    for at in range(4):
+        made = steps()
+        made[at] = made[at].model_copy(update=spoil)
+        assert forward_look(5.0, trial(steps=made), tolerance=0.05, recipe="r").decision == "refuse"
+
+
+def test_a_gradient_norm_that_is_no_number_is_refused() -> None:
+    made = steps()
+    made[-1] = made[-1].model_copy(update={"grad_norm": math.nan})
+    assert forward_look(5.0, trial(steps=made), tolerance=0.05, recipe="r").decision == "refuse"
+
+
+def test_the_looks_are_pure() -> None:
+    assert look({"lr": 2, "x": 1}) == look({"lr": 2, "x": 1})
+    assert look({"lr": 2}).digest() == look({"lr": 2}).digest()
