@@ -15,7 +15,7 @@ from attuner.traces.collectives import KINDS, by_kind, kind_of
 from attuner.traces.document import read_slices
 from attuner.traces.kineto import breakdown
 
-SHARED = Path("/work/shared/traces")
+SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"  # public traces, where a checkout has them beside it
 T0 = 5_140_572_207_284.658  # a real trace's clock: microseconds since boot, so that rounding is the real one
 
 MAIN, AUTOGRAD, WORKER = 100, 101, 102
