@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.attuner-ready
 
-.PHONY: quickstart test check format lock clean
+.PHONY: quickstart test lint check format lock clean
 
 quickstart: $(STAMP)
 	$(BIN)/attuner run configs/campaigns/quickstart.yaml
@@ -12,11 +12,13 @@ quickstart: $(STAMP)
 test: $(STAMP)
 	$(BIN)/pytest
 
-check: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/attuner rules check
+
+check: lint
 	$(BIN)/pytest -q -m "not slow"
 
 format: $(STAMP)
