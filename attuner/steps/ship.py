@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import yaml
-
 from attuner.core.errors import Refused
 from attuner.core.events import History
 from attuner.core.judgement import Note, Shipment
-from attuner.core.recipe import Recipe
 from attuner.policy import leader
 from attuner.ports import Kit
 from attuner.report import html, markdown
 from attuner.report.facts import gather
+from attuner.report.recipe_yaml import recipe_yaml
 from attuner.steps.common import check_lock, past, put
 from attuner.steps.remeasure import UNAFFORDABLE
 
@@ -79,12 +77,6 @@ def _first_calibration(history: History) -> str:
     return calibration.launches[0] if calibration else ""
 
 
-def recipe_yaml(recipe: Recipe, campaign_id: str) -> str:
-    """Return a recipe file that `attuner run` or a plain launch can use."""
-    body = {"stack": recipe.stack, "arguments": dict(sorted(recipe.arguments.items())), "env": dict(sorted(recipe.env.items()))}
-    return f"# shipped by attuner campaign {campaign_id}, recipe {recipe.digest()[:12]}\n" + yaml.safe_dump(body, sort_keys=False)
-
-
 def write_files(kit: Kit, campaign_id: str) -> None:
     """Write recipe.yaml, report.md and report.html; writing them again changes nothing on record."""
     history = past(kit, campaign_id)
@@ -92,7 +84,8 @@ def write_files(kit: Kit, campaign_id: str) -> None:
     recipe = history.recipe(shipment.recipe) if shipment else history.campaign().baseline
     kit.folder.mkdir(parents=True, exist_ok=True)
     if shipment:
-        (kit.folder / "recipe.yaml").write_text(recipe_yaml(recipe, campaign_id))
+        head = f"# shipped by attuner campaign {campaign_id}, recipe {recipe.digest()[:12]}\n"
+        (kit.folder / "recipe.yaml").write_text(head + recipe_yaml(recipe), encoding="utf-8")
     write_report(history, kit.folder)
 
 
