@@ -34,7 +34,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $@
 	@echo "  set-up          done ($(VENV))"
 
-# after a change of dependencies in pyproject.toml: resolve afresh and write the lock (no hash for torch: its build differs by machine)
+# after a change of dependencies in pyproject.toml: resolve afresh and write the lock (see tools/lock.sh)
 lock:
 	PYTHON=$(PYTHON) tools/lock.sh
 

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
-# Resolve pyproject.toml's dependencies in a fresh environment and write requirements.lock: exact versions, and hashes of
-# everything but torch, whose build differs by machine. pip refuses a file in which only some lines have hashes, so the
-# hashes stand in requirements.hashes, which `pip download --require-hashes` can use without torch.
+# Resolve pyproject.toml's dependencies in a fresh environment and write requirements.lock: exact versions, in pip's form.
+# No hashes: torch's build differs by machine, and pip takes hashes for all lines of a file or for none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 work=$(mktemp -d)
