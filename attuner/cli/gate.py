@@ -103,7 +103,8 @@ def _positive(value: object) -> int:
 def print_verdict(verdict: Verdict) -> None:
     """Print decision and findings, strictest first: what changed finally, why it matters, where that is known from."""
     changed = sum(1 for f in verdict.findings if f.key)
-    print(f"{verdict.decision:7} {changed} final values differ" if changed else f"{verdict.decision:7} no final value differs")
+    unbuilt = "the candidate can't be built" if verdict.findings else "no final value differs"
+    print(f"{verdict.decision:7} {f'{changed} final values differ' if changed else unbuilt}")
     for finding in verdict.findings:
         what = f"{finding.key} {finding.before} → {finding.after}" if finding.key else ""
         print(f"{finding.decision:7} {finding.rule}  {what}".rstrip())
