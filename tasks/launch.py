@@ -10,7 +10,8 @@ from attuner.wiring import open_kit
 from tasks._shell import step_task
 
 
-@step_task(name="launch {launch_id}", timeout_s=6 * 3600)
+# a job runs on while contact is lost, so a launch waits longer than other steps: 2, 4, … 256 s, eight and a half minutes
+@step_task(name="launch {launch_id}", retries=8, timeout_s=6 * 3600)
 def launch(campaign_id: str, launch_id: str, again: bool = False) -> str | State[str]:
     """Return the trial's status: ok, oom, hang, crash or infrastructure."""
     with open_kit(campaign_id) as kit:

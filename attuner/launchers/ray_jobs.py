@@ -36,11 +36,14 @@ class RayJobs:
         address: job API of a running cluster (http://…), or '' for a local Ray.
         python: interpreter on the cluster's nodes.
         runner: folder of the runner's sources.
+        answer_timeout_s: how long one request may wait; Ray's own client would wait for ever.
     """
 
-    def __init__(self, cluster: Cluster, folder: Path, *, address: str, python: str, runner: Path) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, *, address: str, python: str, runner: Path, answer_timeout_s: float = 20.0
+    ) -> None:
         self._cluster, self._folder, self._python, self._runner = cluster, folder, python, runner
-        self._address = address
+        self._address, self._answer_timeout_s = address, answer_timeout_s
         self._local = None if address else LocalRay(folder, resource=cluster.resource, devices=cluster.devices)
         self._client: Any = None
         self._client_of = ""
@@ -68,6 +71,9 @@ class RayJobs:
             return JobState(phase="gone", detail="the local Ray head is dead", gone=True)
         if self._local is not None and attempt.head_pid not in (None, self._local.pid):
             return JobState(phase="gone", detail="the Ray head that ran it is dead", gone=True)
+        if self._local is not None and not self._local.answers():
+            # it lives: whatever it runs is being paid for, so it is neither ended nor replaced
+            raise Transient("the local Ray head lives but does not answer")
         self._connect()
         info = self._info(attempt.submission_id)
         if info is None:
@@ -99,6 +105,12 @@ class RayJobs:
     def _connect(self) -> str:
         from ray.job_submission import JobSubmissionClient  # 0.6 s, so only when something is launched
 
+        patience = self._answer_timeout_s
+
+        class Client(JobSubmissionClient):
+            def _do_request(self, *args: Any, **kwargs: Any) -> Any:
+                return super()._do_request(*args, **{"timeout": patience, **kwargs})
+
         for handler in logging.getLogger("ray").handlers:
             handler.setLevel(logging.WARNING)  # its upload notices are not facts of the campaign
 
@@ -109,8 +121,8 @@ class RayJobs:
             address, headers = head.dashboard, {"Authorization": f"Bearer {self._local.token()}"}
         if self._client is None or self._client_of != address:
             try:
-                self._client = JobSubmissionClient(address, headers=headers)
-            except (ConnectionError, RuntimeError) as error:
+                self._client = Client(address, headers=headers)
+            except (OSError, RuntimeError) as error:
                 raise Transient(f"Ray at {address} does not answer: {_line(error)}") from None
             self._client_of = address
         return address

@@ -14,7 +14,7 @@ from lab import ROOT, campaign, workload
 
 from attuner.config import load_levers, load_register
 from attuner.core.campaign import Campaign
-from attuner.core.errors import AttunerError, Refused
+from attuner.core.errors import Refused
 from attuner.core.judgement import ComponentTest, Verdict
 from attuner.core.recipe import Recipe
 from attuner.policy.gate import config_look
@@ -52,12 +52,6 @@ Judge = Callable[..., Verdict]
 @pytest.fixture(scope="module")
 def stack() -> Iterator[McoreStack]:
     made = McoreStack()
-    try:
-        made.resolve(Recipe(stack="mcore", arguments=BASE), frame())
-    except Refused:
-        raise
-    except AttunerError as error:
-        pytest.skip(f"megatron-core can't be imported here: {error}")
     yield made
     made.close()
 
