@@ -20,10 +20,16 @@ CONFIG = "config.json"
 """Effective arguments, derived facts, environment and versions of the run."""
 DONE = "done.json"
 """Written last by a run that came to its end."""
+RESOLVED = "resolved.json"
+"""Final values that a job worked out in the training image."""
 COMPONENT = "component.json"
 """Outcome of a component comparison."""
 TRACES = "traces"
 """Folder with one profiler trace a rank."""
+FINGERPRINT = "fingerprint.json"
+"""What the probe saw of the first steps."""
+SHARES = "probe"
+"""Folder with the ranks' shares of the fingerprint, while it is made."""
 
 
 def failure(rank: int) -> str:
@@ -34,6 +40,11 @@ def failure(rank: int) -> str:
 def trace(rank: int) -> str:
     """Name of one rank's profiler trace, relative to the run directory."""
     return f"{TRACES}/rank{rank}.json"
+
+
+def share(rank: int) -> str:
+    """Name of one rank's share of the fingerprint, relative to the run directory."""
+    return f"{SHARES}/share{rank:05d}.json"
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -30,18 +30,28 @@ class Outcome:
     updated: bool
 
 
-def update(configs: Configs, facts: dict[str, Any], built: Built, batches: Any, enter: Callable[[str], None]) -> Outcome:
+def update(
+    configs: Configs,
+    facts: dict[str, Any],
+    built: Built,
+    batches: Any,
+    enter: Callable[[str], None],
+    show: Callable[[Any, Any], None] | None = None,
+) -> Outcome:
     """Run forward and backward over all micro-batches and one optimizer step.
 
     batches: what `rows.iterators` returns.
     enter: told the phase: 'forward', 'backward' or 'optimizer'.
+    show: is shown each loss mask as the loss takes it, and the chunk that it belongs to.
     """
     for part in built.model:
         part.zero_grad_buffer()
     built.optimizer.zero_grad()
 
-    def loss(mask: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
+    def loss(mask: Any, part: Any, output: Any) -> tuple[Any, Any, dict[str, Any]]:
         enter("forward")
+        if show is not None:
+            show(mask, part)
         weights = mask.view(-1).float()
         total = (output.view(-1).float() * weights).sum()
         count = weights.sum().to(torch.int)
@@ -53,7 +63,7 @@ def update(configs: Configs, facts: dict[str, Any], built: Built, batches: Any, 
         batch = next(iterator)
         output = part(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
         enter("backward")
-        return output, lambda result: loss(batch["loss_mask"], result)
+        return output, lambda result: loss(batch["loss_mask"], part, result)
 
     reports = get_forward_backward_func()(
         forward_step_func=forward,

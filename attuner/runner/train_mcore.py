@@ -65,6 +65,7 @@ class Run:
         self.facts = mcore_layout.derive(self.configs, rank.world_size)
         if rank.world_size != job["world_size"]:
             raise ConfigError(f"job wants {job['world_size']} ranks, torchrun gave {rank.world_size}")
+        self.probe: Any = None
         self.guard = MemoryGuard(job["device"].get("mem_gib"), lambda message: rank.write_failure("oom", message), self.kind)
 
     # ------------------------------------------------------------------------------------------ build
@@ -103,6 +104,21 @@ class Run:
                     "parameters": parameters,
                 },
             )
+
+        with rank.timed("probe"):
+            self._attach_probe()
+
+    def _attach_probe(self) -> None:
+        """Let the probe watch the first steps, never a scored one; the job can switch it off."""
+        steps = min(int(self.job.get("probe_steps", 2)), self.warmup)
+        if not self.job.get("probe", True) or steps < 1:
+            return
+        from .probe import Probe
+
+        built, hooks = self.built, list(self.job.get("probe_hooks") or [])
+        self.probe = Probe.attach(
+            built.model, built.optimizer, self.configs.transformer, self.rank.run_dir, steps=steps, hooks=hooks
+        )
 
     def _start_processes(self) -> None:
         import torch
@@ -157,19 +173,33 @@ class Run:
             self.built.chunks,
             self.guard.limit_gib,
         )
+        watching = self.probe is not None and self.probe.watching
+        if watching:
+            self.probe.before_step()
         self.guard.reset()
         dist.barrier()
         self._synchronize()
+        show = self.probe.see_loss if watching else None
         start = time.perf_counter()
         with record_function(f"ProfilerStep#{step}"):
-            outcome = mcore_step.update(self.configs, self.facts, self.built, batches, self._enter)
+            outcome = mcore_step.update(self.configs, self.facts, self.built, batches, self._enter, show)
             self._synchronize()
         seconds = time.perf_counter() - start
         self.rank.phase = "statistics"
         statistics = mcore_step.gather(self.configs, self.facts, outcome, seconds, self.guard.peak_gib(), self.device)
         if self.rank.index == 0:
             self._write(step, kind, statistics)
+        if watching:
+            self._probed(statistics)
         self.rank.step = None
+
+    def _probed(self, statistics: dict[str, Any]) -> None:
+        """End the probe's step, and its work after its last one."""
+        with self.rank.timed("probe"):
+            self.probe.after_step(loss=statistics["lm_loss"], aux=statistics["aux"], loss_tokens=statistics["loss_tokens"])
+            if not self.probe.watching:
+                self.probe.finish()
+                self.probe = None
 
     def _batches(self, step: int) -> Any:
         from megatron.core import parallel_state

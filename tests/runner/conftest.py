@@ -77,12 +77,13 @@ def write_rows(folder: Path, count: int, seq: int) -> Path:
 
 
 def start(folder: Path, job: dict[str, Any], ranks: int, module: str = "train_mcore") -> Launched:
-    """Run one launch to its end."""
+    """Run one launch to its end; `module` is one of the runner's, or a full name."""
+    module = module if "." in module else f"attuner.runner.{module}"
     folder.mkdir(parents=True)
     (folder / "job.json").write_text(json.dumps(job))
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--max-restarts=0", f"--nproc-per-node={ranks}"]
     done = subprocess.run(
-        [sys.executable, *torchrun, "-m", f"attuner.runner.{module}", str(folder)],
+        [sys.executable, *torchrun, "-m", module, str(folder)],
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -101,9 +102,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def launch(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Callable[..., Launched]:
-    """Launch the trainer: launch(ranks, arguments, **job keys)."""
+    """Launch the trainer: launch(ranks, arguments, **job keys); `module` in its place."""
 
-    def go(ranks: int, arguments: dict[str, Any] | None = None, **keys: Any) -> Launched:
+    def go(ranks: int, arguments: dict[str, Any] | None = None, *, module: str = "train_mcore", **keys: Any) -> Launched:
         job = {
             "launch_id": "test",
             "attempt": 0,
@@ -120,7 +121,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory, rows: Path) -> Callable[...
             "profile_steps": 0,
             "device": {"kind": "cpu", "mem_gib": None, "threads": 1},
         }
-        return start(tmp_path_factory.mktemp("run") / "run", {**job, **keys}, ranks)
+        return start(tmp_path_factory.mktemp("run") / "run", {**job, **keys}, ranks, module)
 
     return go
 
