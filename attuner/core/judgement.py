@@ -23,11 +23,32 @@ class Finding(Record):
     reason: str
     source: list[str] = Field(default_factory=list)
     waived: bool = False
+    deviation: float | None = Field(default=None, description="of a measurement, in the unit of its tolerance")
+    tolerance: float | None = Field(default=None, description="up to here the deviation is admitted")
+    outer: float | None = Field(default=None, description="beyond it the deviation refuses")
+    cause: str = Field(default="", description="the most likely cause")
+    todo: str = Field(default="", description="what a person can do about it")
+    check: bool = Field(default=False, description="a check launch in a higher precision can decide it")
+
+    def compared(self) -> str:
+        """Return before and after as a person reads them, or '' for a finding that compares nothing."""
+        if self.before is None and self.after is None:
+            return ""
+        for digits in (7, 9, 12, 17):  # as many as it takes to tell them apart
+            before, after = _shown(self.before, digits), _shown(self.after, digits)
+            if before != after or self.before == self.after:
+                break
+        return f"{before} → {after}"
 
     def line(self) -> str:
         """Return the finding as one line for a person."""
-        what = f"{self.key} {self.before} → {self.after}" if self.key else ""
-        return "  ".join(x for x in (self.decision, self.rule, what, self.reason) if x)
+        what = f"{self.key} {self.compared()}".rstrip() if self.key else ""
+        likely = f"likely: {self.cause}" if self.cause else ""
+        return "  ".join(x for x in (self.decision, self.rule, what, self.reason, likely, self.todo) if x)
+
+
+def _shown(value: Value, digits: int) -> str:
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
 def worst(decisions: list[Decision]) -> Decision:
@@ -38,8 +59,8 @@ def worst(decisions: list[Decision]) -> Decision:
 class Verdict(Record):
     """The outcome of one look at one candidate."""
 
-    look: Literal["config", "forward"]
-    subject: str = Field(description="hypothesis id (config) or launch id (forward)")
+    look: Literal["config", "forward", "update"]
+    subject: str = Field(description="hypothesis id (config), or launch#attempt (forward, update)")
     recipe: str = Field(description="digest of the candidate recipe")
     decision: Decision
     findings: list[Finding]
@@ -51,6 +72,12 @@ class Verdict(Record):
     def reviews(self) -> list[Finding]:
         """Return the findings that a person must look at."""
         return [f for f in self.findings if f.decision == "review"]
+
+
+def verdict_of(look: Literal["config", "forward", "update"], subject: str, recipe: str, findings: list[Finding]) -> Verdict:
+    """Return the verdict of findings: the strictest decides and stands first."""
+    ordered = sorted(findings, key=lambda f: -SEVERITY[f.decision])
+    return Verdict(look=look, subject=subject, recipe=recipe, decision=worst([f.decision for f in findings]), findings=ordered)
 
 
 class Calibration(Record):

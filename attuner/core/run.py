@@ -1,4 +1,4 @@
-"""What was run: Launch (decided), Attempt (submitted), Settlement (charged), Trial (what came of it), StepBreakdown."""
+"""What was run: Launch (decided), Attempt (submitted), Settlement (charged), Trial (what came of it), Evidence, StepBreakdown."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from attuner.core.base import Record
+from attuner.core.fingerprint import Fingerprint
 
 LaunchKind = Literal["prepare", "calibrate", "search", "check", "remeasure"]
 TrialStatus = Literal["ok", "oom", "hang", "crash", "infrastructure"]
@@ -23,6 +24,7 @@ class Launch(Record):
     reserve_gpu_hours: float
     time_limit_s: float
     profile_steps: int = 0
+    steps: int | None = Field(default=None, description="of a check launch that trains; None: the workload's")
     component: list[str] = Field(default_factory=list, description="of a check: component, argument, old value, new value")
 
 
@@ -64,7 +66,7 @@ class StepRecord(Record):
     lm_loss: float
     aux: dict[str, float] = Field(default_factory=dict)
     grad_norm: float | None = None
-    loss_tokens: float
+    loss_tokens: float | None = Field(description="tokens that the loss is a mean over; None: a log that doesn't say")
     tokens: int
     peak_mem_gib: float | None = None
 
@@ -86,6 +88,8 @@ class Trial(Record):
     env: dict[str, str] | None = Field(default=None, description="what a rank reported of its environment; None: nothing")
     config_digest: str = Field(default="", description="digest of the final arguments that the run itself reported")
     other_load: float | None = Field(default=None, description="mean cores other processes took while scored steps ran")
+    fingerprint: Fingerprint | None = Field(default=None, description="what the probe saw of the first steps")
+    unseen: str = Field(default="", description="why there is no fingerprint")
 
     def step0_loss(self) -> float | None:
         """Return the loss of the first step: same weights, same rows, no update yet."""
@@ -94,6 +98,39 @@ class Trial(Record):
     def peak_mem_gib(self) -> float | None:
         """Return the largest device memory of any step, GiB."""
         return max((s.peak_mem_gib for s in self.steps if s.peak_mem_gib is not None), default=None)
+
+
+class Evidence(Record):
+    """What the second and the third look judge: the steps of one run and what the probe saw of its first ones."""
+
+    label: str = Field(description="what the run is called in findings: a launch with its attempt, a folder, a file")
+    recipe: str = Field(default="", description="digest of its recipe")
+    steps: list[StepRecord] = Field(default_factory=list)
+    fingerprint: Fingerprint | None = None
+    unseen: str = Field(default="", description="why there is no fingerprint")
+    precision: str = Field(default="", description="fp32, bf16, fp16 or other; '': nobody says")
+    printed: bool = Field(default=False, description="read from a log: losses of seven digits, gradient norms of three decimals")
+
+    @classmethod
+    def of(cls, trial: Trial, recipe: str, *, precision: str = "") -> Evidence:
+        """Return a trial as evidence; `precision` is the workload's, for a run without a fingerprint."""
+        seen = trial.fingerprint
+        return cls(
+            label=f"{trial.launch_id}#{trial.attempt}",
+            recipe=recipe,
+            steps=trial.steps,
+            fingerprint=seen,
+            unseen=trial.unseen,
+            precision=seen.precision if seen else precision,
+        )
+
+    def losses(self) -> dict[int, float]:
+        """Return the loss by step."""
+        return {s.step: s.lm_loss for s in self.steps}
+
+    def step(self, number: int) -> StepRecord | None:
+        """Return one step."""
+        return next((s for s in self.steps if s.step == number), None)
 
 
 class RankStep(Record):

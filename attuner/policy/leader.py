@@ -11,11 +11,11 @@ def open_reviews(history: History, launch_id: str) -> list[str]:
     launch = history.launch(launch_id)
     if launch is None or not launch.hypothesis:
         return []
-    verdicts = [
-        history.verdict(launch.hypothesis),
-        *(history.verdict(f"{launch_id}#{a.number}") for a in history.attempts(launch_id)),
-    ]
-    return [f.line() for v in verdicts if v is not None for f in v.reviews()]
+    config = history.verdict(launch.hypothesis)
+    verdicts = [config] if config else []
+    for attempt in history.attempts(launch_id):
+        verdicts += history.looks(launch_id, attempt.number)
+    return [f.line() for v in verdicts for f in v.reviews()]
 
 
 def shippable(history: History) -> Score | None:
