@@ -11,6 +11,7 @@ from pydantic import Field
 
 from attuner.config import project_root
 from attuner.core.base import Record
+from attuner.core.campaign import StackSpec
 from attuner.core.errors import UserError
 
 KNOWN = {
@@ -18,6 +19,8 @@ KNOWN = {
     "ATTUNER_PROJECT": "checkout with flows/, rules/ and configs/ (default: the working directory, then the package's own)",
     "ATTUNER_RAY_ADDRESS": "job API of a running Ray cluster, http://host:8265 (default: a local Ray of the campaign's own)",
     "ATTUNER_RAY_PYTHON": "Python of the cluster's nodes (default: this one for a local Ray, else `python`)",
+    "ATTUNER_MEGATRON_SRC": "folder of the Megatron-LM checkout that the job uses, where stack.source doesn't say",
+    "ATTUNER_SLIME_SRC": "folder of slime's checkout, where stack.slime_source doesn't say",
 }
 
 INHERITED = ("ATTUNER_RAY_ID", "ATTUNER_SERVES")
@@ -31,6 +34,8 @@ class Settings(Record):
     project: Path | None
     ray_address: str = ""
     ray_python: str = Field(default="python")
+    megatron_source: str = ""
+    slime_source: str = ""
 
     @property
     def ledger(self) -> Path:
@@ -40,6 +45,16 @@ class Settings(Record):
     def folder(self, campaign_id: str) -> Path:
         """Return the folder of one campaign."""
         return self.home / campaign_id
+
+    def sourced(self, stack: StackSpec, *, source: str = "") -> StackSpec:
+        """Return the stack with this machine's checkouts: `source` (a command's option) first, then what the stack states."""
+        if stack.name != "megatron":
+            return stack
+        checkouts = {
+            "source": source or stack.source or self.megatron_source,
+            "slime_source": stack.slime_source or self.slime_source,
+        }
+        return stack.model_copy(update=checkouts)
 
     def rules_dir(self) -> Path:
         """Return rules/ of the project, or the copy that rides along with an installed package."""
@@ -91,4 +106,6 @@ def load_settings(environ: Mapping[str, str] | None = None, *, project: str = ""
         project=root,
         ray_address=address,
         ray_python=env.get("ATTUNER_RAY_PYTHON", "") or ("python" if address else sys.executable),
+        megatron_source=env.get("ATTUNER_MEGATRON_SRC", ""),
+        slime_source=env.get("ATTUNER_SLIME_SRC", ""),
     )

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from attuner.core.base import Record, Value
 from attuner.core.recipe import Recipe, Workload
 
+OBSERVED_STEPS = 2
+"""Steps that the probe looks at, from step 0 on: the first update, and what the second one starts from."""
+
 
 class StackSpec(Record):
-    """The training framework, and which one exactly."""
+    """The training framework, and which one exactly. What nobody states isn't part of the record or its digest."""
 
     name: str
     version: str
+    source: str = Field(default="", description="megatron: folder of the Megatron-LM checkout that the job uses")
+    slime_source: str = Field(default="", description="megatron, entry slime: folder of slime's checkout")
+    commit: str = Field(default="", description="commit that the checkout must be at; its version where it has no .git")
+    patches: list[str] = Field(default_factory=list, description="names of what is applied on top of the commit")
+    entry: Literal["", "pretrain_gpt.py", "slime"] = Field(default="", description="megatron: whose command line it is")
+    torch: str = Field(default="", description="version on the cluster; '' is not known, and no rule's scope speaks of it")
+    transformer_engine: str = Field(default="", description="version on the cluster; '' is not known")
+
+    @model_serializer(mode="wrap")
+    def _stated(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return {name: value for name, value in whole(self).items() if value or name in ("name", "version")}
 
 
 class Device(Record):
@@ -73,6 +87,12 @@ class GateSpec(Record):
     review: Literal["before_ship", "report_only"] = "before_ship"
     component_tests: Literal["auto", "manual"] = Field(
         default="auto", description="auto: run a missing component test as a charged check launch"
+    )
+    probe: Literal["required", "optional"] = Field(
+        default="required", description="optional: a replayed table has no gradients to look at"
+    )
+    checks: Literal["auto", "manual"] = Field(
+        default="auto", description="auto: a deviation that only a check launch can decide gets one, charged"
     )
 
 

@@ -1,0 +1,159 @@
+"""The stack `megatron`: Megatron-LM's own training loop, started by its pretrain_gpt.py or by slime. Recipes carry the
+arguments of its parser. They are resolved by the code of a source checkout (`resolver.py`), or as a small CPU job inside the
+training image where there is no checkout here; attuner judges them, and can't launch them yet.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any, NoReturn
+
+from attuner.core.campaign import Campaign
+from attuner.core.errors import Refused, UserError
+from attuner.core.recipe import EffectiveConfig, Recipe
+from attuner.core.run import RankStep
+from attuner.ports import JobSpec, RunFiles, RunResult
+from attuner.runner import files as run_files
+from attuner.stacks.megatron.arguments import ASSUMED, SLIME, capability, entry_of, final_config, question
+from attuner.stacks.megatron.resolver import Resolver
+
+NOT_YET = "stack megatron: attuner can judge its recipes, not launch them yet"
+RESOLVE_LIMIT_S = 600.0
+log = logging.getLogger(__name__)
+
+
+class MegatronStack:
+    """Implements ports.Stack for Megatron-LM, as far as judging goes."""
+
+    name = "megatron"
+    components: frozenset[str] = frozenset()
+
+    def __init__(self) -> None:
+        self._resolvers: dict[tuple[str, str], Resolver] = {}
+        self._said: set[str] = set()
+
+    def resolve(self, recipe: Recipe, campaign: Campaign) -> EffectiveConfig:
+        """Return final values; see ports.Stack.
+
+        Raises:
+            Refused: Megatron would refuse the recipe, or its build would fail; with the formula.
+            UserError: there is no checkout, or not of the commit that the campaign states.
+        """
+        self._say_assumed(campaign)
+        resolver = self._resolver(recipe, campaign)
+        answer = resolver.ask(question(recipe, campaign))
+        return final_config(answer, campaign, resolver.versions)
+
+    def known_arguments(self, campaign: Campaign) -> list[dict[str, Any]]:
+        """Return every argument of the checkout: name, options, default, and whether it takes values."""
+        resolver = self._resolver(campaign.baseline, campaign)
+        resolver.start()
+        return resolver.catalogue
+
+    def _resolver(self, recipe: Recipe, campaign: Campaign) -> Resolver:
+        stack, where = campaign.stack, campaign.source_file
+        slime = stack.slime_source if entry_of(stack, recipe) == SLIME else ""
+        if not stack.source:
+            raise UserError(
+                f"{where}: stack.source: names no Megatron-LM checkout of the job's commit; state it, or set ATTUNER_MEGATRON_SRC"
+            )
+        if entry_of(stack, recipe) == SLIME and not slime:
+            raise UserError(f"{where}: stack.slime_source: names no slime checkout; state it, or set ATTUNER_SLIME_SRC")
+        return self._resolvers.setdefault((stack.source, slime), Resolver(stack.source, slime))
+
+    def _say_assumed(self, campaign: Campaign) -> None:
+        """Say once what nobody states and is assumed."""
+        stack, hardware = campaign.stack, campaign.workload.hardware
+        assumed = ".".join(map(str, ASSUMED))
+        for missing, text in (
+            (not stack.transformer_engine, "stack.transformer_engine is not stated: assumed to be new enough for the recipe"),
+            (not stack.torch, "stack.torch is not stated: the resolver's own stands for it"),
+            (
+                capability(hardware) is None,
+                f"hardware {hardware} is not known: capability {assumed} assumed",
+            ),
+        ):
+            if missing and text not in self._said:
+                self._said.add(text)
+                log.warning("%s: %s", campaign.source_file, text)
+
+    # ------------------------------------------------------------------ inside the training image
+
+    def resolve_job(self, recipes: list[Recipe], campaign: Campaign, *, source: str, slime_source: str = "") -> JobSpec:
+        """Return the job that resolves recipes where the framework is: one CPU of the cluster, no device.
+
+        source, slime_source: folders inside the image.
+        """
+        return JobSpec(
+            module="resolve_megatron",
+            job={
+                "source": source,
+                "slime_source": slime_source,
+                "requests": [{"id": i, **question(recipe, campaign)} for i, recipe in enumerate(recipes)],
+            },
+            env={},
+            gpus=1,
+            gpus_per_node=1,
+            resource="CPU",
+            time_limit_s=RESOLVE_LIMIT_S,
+            hang_s=RESOLVE_LIMIT_S,
+            torchrun=False,
+        )
+
+    def resolved(self, files: RunFiles, campaign: Campaign) -> list[EffectiveConfig | Refused]:
+        """Return what such a job left, one entry a recipe: final values, or why Megatron refuses.
+
+        Raises:
+            UserError: the job failed; with its cause.
+        """
+        path = Path(files.folder) / run_files.RESOLVED
+        if not path.exists():
+            raise UserError(f"resolving in the image failed: {files.stamp.detail or 'the job left no word'}")
+        document = run_files.read_json(path)
+        found: list[EffectiveConfig | Refused] = []
+        for answer in document["answers"]:
+            try:
+                found.append(final_config(answer, campaign, document["versions"]))
+            except Refused as error:
+                found.append(error)
+        return found
+
+    # ------------------------------------------------------------------ not yet
+
+    def freeze(self, campaign: Campaign, folder: Path) -> str:
+        """Refuse: nothing is launched. Raises UserError."""
+        self._not_yet()
+
+    def command(self, recipe: Recipe, campaign: Campaign, *, kind: str, profile_steps: int, inputs: dict[str, Any]) -> JobSpec:
+        """Refuse: nothing is launched. Raises UserError."""
+        self._not_yet()
+
+    def read(self, files: RunFiles) -> RunResult:
+        """Refuse: nothing was launched. Raises UserError."""
+        self._not_yet()
+
+    def progress(self, files: RunFiles) -> int:
+        """Return 0: nothing was launched."""
+        return 0
+
+    def component(self, files: RunFiles) -> dict[str, Any]:
+        """Refuse: nothing was launched. Raises UserError."""
+        self._not_yet()
+
+    def trace(self, files: RunFiles) -> list[RankStep]:
+        """Refuse: nothing was launched. Raises UserError."""
+        self._not_yet()
+
+    def in_fp32(self, recipe: Recipe) -> Recipe | None:
+        """Return None: no check is launched."""
+        return None
+
+    def _not_yet(self) -> NoReturn:
+        raise UserError(NOT_YET)
+
+    def close(self) -> None:
+        """End the resolvers."""
+        while self._resolvers:
+            _, resolver = self._resolvers.popitem()
+            resolver.close()
