@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.events import Event, History
+from attuner.core.fingerprint import Fingerprint
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import Attempt, RankStep, StepRecord
 from attuner.core.search import Hypothesis, Stop
@@ -70,12 +71,16 @@ class RunResult(Record):
     phase: str = ""
     arguments: dict[str, Any] = {}
     env: dict[str, str] | None = None
+    fingerprint: Fingerprint | None = None
+    unseen: str = ""
 
 
 class Stack(Protocol):
     """Describes one training framework: resolves recipes, builds the command, reads what a run left."""
 
     name: str
+    components: frozenset[str]
+    """Component tests that it can run; a same-math swap that needs another one stays `review`."""
 
     def freeze(self, campaign: Campaign, folder: Path) -> str:
         """Make the dataset's rows under `folder` once and return `name@sha256:…`."""
@@ -83,6 +88,10 @@ class Stack(Protocol):
 
     def resolve(self, recipe: Recipe, campaign: Campaign) -> EffectiveConfig:
         """Return the final values; raises Refused with the formula for a layout that can't be built."""
+        ...
+
+    def in_fp32(self, recipe: Recipe) -> Recipe | None:
+        """Return the same training in fp32, for a check launch; None if it is in fp32 already or has no such twin."""
         ...
 
     def close(self) -> None:
@@ -139,6 +148,10 @@ class Proposer(Protocol):
 
     def ask(self, brief: Brief) -> Hypothesis | Stop:
         """Return the next hypothesis, or a stop with its evidence."""
+        ...
+
+    def close(self) -> None:
+        """End what asking started."""
         ...
 
 

@@ -24,9 +24,12 @@ from attuner.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from attuner.ledgers.duckdb_file import DuckdbLedger
+    from attuner.stacks.finished import FinishedRun
 
 PROPOSERS = {"catalog": "attuner.proposers.catalog:Catalog", "scripted": "attuner.proposers.scripted:Scripted"}
-STACKS = {"mcore": "attuner.stacks.mcore.stack:McoreStack"}
+STACKS = {"mcore": "attuner.stacks.mcore.stack:McoreStack", "megatron": "attuner.stacks.megatron.stack:MegatronStack"}
+JUDGED_ONLY = ("megatron",)
+"""Stacks whose recipes can be judged, not launched."""
 LAUNCHERS = ("ray_jobs",)
 RUNNER = Path(__file__).parent / "runner"
 
@@ -101,9 +104,20 @@ def stack_of(campaign: Campaign) -> Stack:
     return stack
 
 
+def finished_run(path: Path) -> FinishedRun:
+    """Return what a run left, whoever launched it. Raises UserError when nothing readable is there."""
+    from attuner.stacks.finished import read_run
+
+    return read_run(path)
+
+
 def _proposer(campaign: Campaign) -> Proposer:
-    proposer: Proposer = _named(PROPOSERS, campaign.proposer.name, f"{campaign.source_file}: proposer.name")()
-    return proposer
+    where = f"{campaign.source_file}: proposer.name"
+    if campaign.proposer.name not in PROPOSERS:
+        raise UserError(f"{where}: {campaign.proposer.name}: unknown; known: {', '.join(sorted(PROPOSERS))}")
+    from attuner.proposers.apart import Apart
+
+    return Apart(PROPOSERS[campaign.proposer.name])
 
 
 def _named(table: dict[str, str], name: str, where: str) -> Any:
@@ -114,10 +128,16 @@ def _named(table: dict[str, str], name: str, where: str) -> Any:
 
 
 def check_names(campaign: Campaign) -> None:
-    """Raise UserError if the campaign names a stack, launcher or proposer that does not exist."""
+    """Raise UserError if the campaign names a stack, launcher or proposer that does not exist or can't launch."""
     stack_of(campaign)
+    _check_launchable(campaign)
     _proposer(campaign)
     _launcher_name(campaign)
+
+
+def _check_launchable(campaign: Campaign) -> None:
+    if campaign.stack.name in JUDGED_ONLY:
+        raise UserError(f"stack {campaign.stack.name}: attuner can judge its recipes, not launch them yet")
 
 
 def _launcher_name(campaign: Campaign) -> str:
@@ -143,6 +163,7 @@ def _launcher(campaign: Campaign, settings: Settings) -> Launcher:
 
 def build_kit(campaign: Campaign, settings: Settings) -> Kit:
     """Wire the adapters that a campaign names. Nothing is started yet."""
+    _check_launchable(campaign)
     return Kit(
         stack=stack_of(campaign),
         launcher=_launcher(campaign, settings),
@@ -215,6 +236,7 @@ def _opened(campaign: Campaign, settings: Settings) -> Iterator[Kit]:
 
 def _close(kit: Kit, *, leave_jobs: bool = False) -> None:
     kit.stack.close()
+    kit.proposer.close()
     if not leave_jobs:
         kit.launcher.close()
     kit.ledger.close()

@@ -16,7 +16,7 @@ from attuner.core.events import History
 from attuner.core.recipe import EffectiveConfig, Recipe, same_value
 from attuner.core.run import StepBreakdown
 from attuner.core.search import Hypothesis, Stop
-from attuner.policy.register import holds
+from attuner.policy.conditions import holds
 from attuner.ports import Brief
 
 LOST_WEIGHT = 0.5
@@ -38,6 +38,9 @@ class Option:
 
 class Catalog:
     """Implements ports.Proposer over the lever catalog."""
+
+    def close(self) -> None:
+        """Nothing to end; see ports.Proposer."""
 
     def ask(self, brief: Brief) -> Hypothesis | Stop:
         """Return the most promising untried option, or a Stop with its evidence; see ports.Proposer."""

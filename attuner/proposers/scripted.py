@@ -12,6 +12,9 @@ KEYS = {"group", "arguments", "env", "parent", "title", "bottleneck", "mechanism
 class Scripted:
     """Plays `proposer.script`; a move's `parent` is `leader` (the default), a launch id, or `h01`."""
 
+    def close(self) -> None:
+        """Nothing to end; see ports.Proposer."""
+
     def ask(self, brief: Brief) -> Hypothesis | Stop:
         """Return the next move of the script; see ports.Proposer."""
         script = brief.campaign.proposer.script

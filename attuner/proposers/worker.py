@@ -1,0 +1,64 @@
+"""A proposer's process: answers one JSON line (a brief) with one JSON line (a hypothesis or a stop). It locks itself
+in before it reads anything of the campaign. Started by `apart`: `python -m attuner.proposers.worker MODULE:CLASS [--network]
+[READABLE...]`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, TextIO
+
+from attuner.core.campaign import Campaign
+from attuner.core.errors import AttunerError
+from attuner.core.events import Event, History
+from attuner.ports import Brief, Proposer
+from attuner.proposers import jail
+
+
+def answer(proposer: Proposer, asked: dict[str, Any]) -> dict[str, Any]:
+    """Ask the proposer and return {"hypothesis"|"stop": …}, or {"error", "kind"} of a failure."""
+    brief = Brief(
+        campaign=Campaign.model_validate(asked["campaign"]),
+        levers=asked["levers"],
+        remaining_gpu_hours=asked["remaining_gpu_hours"],
+        next_id=asked["next_id"],
+        history=History([Event.model_validate(e) for e in asked["events"]]),
+    )
+    try:
+        move = proposer.ask(brief)
+    except AttunerError as error:
+        return {"error": str(error), "kind": type(error).__name__}
+    return {type(move).__name__.lower(): move.data()}
+
+
+def serve(proposer: Proposer, questions: TextIO, answers: TextIO, *, jailed: bool) -> None:
+    """Answer until the questions end; the first line says whether the process is locked in."""
+    _say(answers, {"jailed": jailed})
+    for line in questions:
+        _say(answers, answer(proposer, json.loads(line)))
+
+
+def _say(answers: TextIO, value: dict[str, Any]) -> None:
+    answers.write(json.dumps(value) + "\n")
+    answers.flush()
+
+
+def main(argv: list[str]) -> None:
+    """Import the proposer, lock this process in, and serve on the standard streams."""
+    own = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # whatever a proposer prints goes to stderr, never into an answer
+    module, _, kind = argv[0].partition(":")
+    proposer: Proposer = getattr(importlib.import_module(module), kind)()
+    # never sys.path itself: a checkout on it would open everything that lies in the checkout
+    given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    code = [sys.prefix, sys.base_prefix, str(Path(__file__).resolve().parents[1]), *(p for p in given if p)]
+    readable = [x for x in argv[1:] if x != "--network"]
+    jailed = jail.enter([*code, *readable], network="--network" in argv)
+    serve(proposer, sys.stdin, own, jailed=jailed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
