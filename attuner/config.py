@@ -16,16 +16,23 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from attuner.core.base import canonical_json
-from attuner.core.campaign import Campaign, Cluster
+from attuner.core.campaign import OBSERVED_STEPS, Campaign, Cluster
 from attuner.core.errors import UserError
 from attuner.core.recipe import Recipe
-from attuner.policy.register import Register, build_register, check_condition
+from attuner.policy.conditions import check_condition
+from attuner.policy.register import Register, build_register
+from attuner.policy.zones import Limits, Tolerance, build_limits
 
 M = TypeVar("M", bound=BaseModel)
 POLICY = Path(__file__).parent / "policy"
-ALSO_JUDGE = ("core/recipe.py", "steps/common.py", "steps/gate.py", "steps/score.py", "steps/remeasure.py", "steps/ship.py")
+ALSO_JUDGE = (
+    *("core/recipe.py", "core/fingerprint.py", "core/judgement.py", "core/run.py"),
+    *("steps/common.py", "steps/gate.py", "steps/looks.py", "steps/score.py", "steps/remeasure.py", "steps/ship.py"),
+)
 """Judging code outside policy/: what counts as a difference, and the steps that apply the looks."""
 LEVERS = "levers.yaml"
+TOLERANCES = "tolerances.yaml"
+ARGUMENTS = "arguments.txt"
 LOCK = "LOCK"
 
 
@@ -146,12 +153,29 @@ def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
     if isinstance(launcher, dict) and isinstance(launcher.get("cluster"), str):
         file = _find(launcher["cluster"], path, roots)
         body["launcher"] = {**launcher, "cluster": parse(Cluster, read_yaml(file), file).data()}
-    return parse(Campaign, {**body, "source_file": str(path)}, path)
+    campaign = parse(Campaign, {**body, "source_file": str(path)}, path)
+    _check_probe(campaign, path)
+    return campaign
+
+
+def _check_probe(campaign: Campaign, path: Path) -> None:
+    """Raise UserError if the third look could not be taken. Not part of the record: campaigns on record stay readable."""
+    if campaign.gate.probe == "optional":
+        if campaign.launcher.name != "replay":
+            raise UserError(
+                f"{path}: gate.probe: optional is for replayed tables, which hold no gradients; "
+                f"launcher {campaign.launcher.name} runs real training: take it out"
+            )
+    elif campaign.workload.warmup_steps < OBSERVED_STEPS:
+        raise UserError(
+            f"{path}: workload.warmup_steps: {campaign.workload.warmup_steps}, but the probe looks at steps 0 and 1, "
+            f"which can't be scored then; make it {OBSERVED_STEPS} or more"
+        )
 
 
 def _register_files(rules_dir: Path, stack: str) -> list[Path]:
     folder = rules_dir / stack
-    files = sorted(p for p in folder.glob("*.yaml") if p.name != LEVERS)
+    files = sorted(p for p in folder.glob("*.yaml") if p.name not in (LEVERS, TOLERANCES))
     if not files:
         raise UserError(f"{folder}: stack {stack} has no register; a stack without a register launches nothing")
     common = rules_dir / "common.yaml"
@@ -171,6 +195,20 @@ def load_register(rules_dir: Path, stack: str) -> Register:
             raise UserError(f"{file}: expected a list of rules")
         entries += [(file.name if file.parent == rules_dir else f"{stack}/{file.name}", entry) for entry in data]
     return build_register(stack, entries)
+
+
+def load_arguments(rules_dir: Path, stack: str) -> dict[str, list[str]]:
+    """Return the framework's arguments with their flags, from the stack's `arguments.txt`; empty if it keeps no list.
+
+    The list judges nothing: it says what a register must cover, and by which flags a person may ask for an argument.
+    """
+    file = rules_dir / stack / ARGUMENTS
+    if not file.is_file():
+        return {}
+    rows = [line.split("\t") for line in file.read_text(encoding="utf-8").splitlines() if line and not line.startswith("#")]
+    if any(len(row) != 3 for row in rows):
+        raise UserError(f"{file}: each line is `destination TAB flags TAB versions`")
+    return {name: flags.split() for name, flags, _ in rows}
 
 
 def load_levers(rules_dir: Path, stack: str) -> list[dict[str, Any]]:
@@ -196,6 +234,27 @@ def load_levers(rules_dir: Path, stack: str) -> list[dict[str, Any]]:
     return list(levers)
 
 
+def load_tolerances(rules_dir: Path, stack: str) -> Limits:
+    """Return the limits of the second and the third look: the stack's own, and the general ones behind them.
+
+    Raises:
+        UserError: the general ones are missing, or an entry is malformed; the line names file, entry and key.
+    """
+    general = rules_dir / TOLERANCES
+    if not general.is_file():
+        raise UserError(f"{general}: no such file; without tolerances no run can be judged")
+    own = rules_dir / stack / TOLERANCES
+    return build_limits(stack, _tolerances(own, rules_dir) if own.is_file() else [], _tolerances(general, rules_dir))
+
+
+def _tolerances(file: Path, rules_dir: Path) -> list[Tolerance]:
+    entries = read_yaml(file)
+    if not isinstance(entries, list):
+        raise UserError(f"{file}: expected a list of tolerances")
+    where = file.relative_to(rules_dir).as_posix()
+    return [parse(Tolerance, x, f"{where}: {x.get('id', '?') if isinstance(x, dict) else '?'}") for x in entries]
+
+
 def file_digests(rules_dir: Path) -> dict[str, str]:
     """Return sha256 of every rules file and of the judging code, by path."""
     rules = {f"rules/{p.relative_to(rules_dir).as_posix()}": p for p in rules_dir.rglob("*.yaml")}
@@ -210,7 +269,7 @@ def register_lock(rules_dir: Path, stack: str) -> str:
     relevant = {
         name: digest
         for name, digest in file_digests(rules_dir).items()
-        if name.startswith(("attuner/", f"rules/{stack}/")) or name == "rules/common.yaml"
+        if name.startswith(("attuner/", f"rules/{stack}/")) or name in ("rules/common.yaml", f"rules/{TOLERANCES}")
     }
     return hashlib.sha256(canonical_json(relevant).encode()).hexdigest()
 

@@ -66,7 +66,7 @@ class Book:
         return made
 
     def verdict(self, subject: str, decision: str, recipe: str = "", *findings: dict[str, Any]) -> None:
-        look = "forward" if "#" in subject else "config"
+        look = "update" if subject.endswith(":update") else "forward" if "#" in subject else "config"
         given = {"look": look, "subject": subject, "recipe": recipe, "decision": decision, "findings": list(findings)}
         self.put("verdict", subject, Verdict.model_validate(given))
 

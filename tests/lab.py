@@ -102,11 +102,12 @@ def write_rules(folder: Path, levers: list[dict[str, Any]] | None = None) -> Pat
     (folder / "mcore").mkdir(parents=True)
     (folder / "mcore" / "lab.yaml").write_text(yaml.safe_dump(RULES))
     (folder / "mcore" / "levers.yaml").write_text(yaml.safe_dump(LEVERS if levers is None else levers))
+    (folder / "tolerances.yaml").write_text((ROOT / "rules" / "tolerances.yaml").read_text())
     return folder
 
 
 def campaign(*script: dict[str, Any], **changes: Any) -> Campaign:
-    """A small campaign; `changes` replace whole sections."""
+    """A small campaign; `changes` replace whole sections. A replayed table holds no gradients, so no probe is asked for."""
     device = {"kind": "cpu"}
     data: dict[str, Any] = {
         "id": ID,
@@ -120,7 +121,8 @@ def campaign(*script: dict[str, Any], **changes: Any) -> Campaign:
         "launch": {"expected_s": 10.0, "max_s": 600.0},
         "source_file": "lab.yaml",
     }
-    return Campaign.model_validate({**data, **changes})
+    gate = {"probe": "optional", **changes.get("gate", {})}
+    return Campaign.model_validate({**data, **changes, "gate": gate})
 
 
 def workload(**changes: Any) -> Workload:

@@ -1,4 +1,4 @@
-"""`attuner gate BASE CANDIDATE`: the gate's first look alone, on two files."""
+"""`attuner gate BASE CANDIDATE`: the gate's first look alone, on two files; with `--runs` all looks, on two finished runs."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ EXIT = {"admit": 0, "review": 3, "refuse": 4}
 
 def gate(arguments: argparse.Namespace) -> int:
     """Judge a candidate file against a baseline file; the exit code tells the decision."""
+    if arguments.runs:
+        from attuner.cli.gate_runs import gate_runs
+
+        return gate_runs(arguments)
     settings = load_settings(project=arguments.project)
-    campaign = _frame(Path(arguments.base), settings, gpus=arguments.gpus, device=arguments.device)
+    campaign = frame(Path(arguments.base), settings, gpus=arguments.gpus, device=arguments.device)
+    campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack, source=arguments.source)})
     candidate = load_recipe(Path(arguments.candidate))
     if candidate.stack != campaign.stack.name:
         raise UserError(f"{arguments.candidate}: stack: {candidate.stack}, the baseline's is {campaign.stack.name}")
@@ -62,7 +67,7 @@ def judge(campaign: Campaign, candidate: Recipe, settings: Settings) -> Verdict:
     )
 
 
-def _frame(base: Path, settings: Settings, *, gpus: int, device: str) -> Campaign:
+def frame(base: Path, settings: Settings, *, gpus: int, device: str) -> Campaign:
     """Return the campaign that frames the two recipes: the given one, or a bare one around a recipe file."""
     data = read_yaml(base)
     if isinstance(data, dict) and "workload" in data:
@@ -106,10 +111,19 @@ def print_verdict(verdict: Verdict) -> None:
     unbuilt = "the candidate can't be built" if verdict.findings else "no final value differs"
     print(f"{verdict.decision:7} {f'{changed} final values differ' if changed else unbuilt}")
     for finding in verdict.findings:
-        what = f"{finding.key} {finding.before} → {finding.after}" if finding.key else ""
-        print(f"{finding.decision:7} {finding.rule}  {what}".rstrip())
-        print(f"        {finding.reason}")
-        if finding.source:
-            print(f"        source: {'; '.join(finding.source)}")
+        print_finding(finding)
     if verdict.decision == "refuse":
         print("        nothing was launched, nothing was charged")
+
+
+def print_finding(finding: Finding, *, short: bool = False) -> None:
+    """Print one finding: rule or measurement, before and after, why, the likely cause, what to do; `short` on one line."""
+    what = f"{finding.key} {finding.compared()}".rstrip() if finding.key else ""
+    if short:
+        print(f"{finding.decision:7} {finding.rule}  {what}: {finding.reason}")
+        return
+    print(f"{finding.decision:7} {finding.rule}  {what}".rstrip())
+    print(f"        {finding.reason}")
+    for word, text in (("likely", finding.cause), ("do", finding.todo), ("source", "; ".join(finding.source))):
+        if text:
+            print(f"        {word}: {text}")

@@ -139,12 +139,23 @@ class LiveWatch:
         verdict = history.verdict(launch.hypothesis)
         predicted = f"predicted {hypothesis.predicted_gain:+.0%} (±{hypothesis.predicted_error:.0%})" if hypothesis else ""
         gate = {"admit": "admitted", "review": "to review"}.get(verdict.decision if verdict else "", "")
-        lead = "new leader" if score.new_leader else ("refused by the second look" if score.decision == "refuse" else "")
+        lead = "new leader" if score.new_leader else _held_back(score, history)
         title = _title(history, score.launch_id)
         return (
             score.launch_id,
             f"{title:44} {predicted:24} {gate:10} {score.tokens_per_s_per_gpu:7,.0f}  {score.gain:+.0%}  {lead}",
         )
+
+
+def _held_back(score: Score, history: History) -> str:
+    """Return which look stands between a launch and the lead, or ''."""
+    for verdict in history.looks(score.launch_id, score.attempt):
+        if verdict.decision != "admit":
+            name = {"forward": "second", "update": "third"}[verdict.look]
+            first = verdict.findings[0]
+            word = "refused by" if verdict.decision == "refuse" else "to review by"
+            return f"{word} the {name} look: {first.key}" + (f" ({first.cause})" if first.cause else "")
+    return ""
 
 
 def _title(history: History, launch_id: str) -> str:

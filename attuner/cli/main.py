@@ -71,24 +71,54 @@ def _reading_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 def _gate_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     gate = _add(verbs, "gate", "does this change what is trained? exit 0 admit, 3 review, 4 refuse", "gate:gate", json=True)
-    gate.add_argument("base", metavar="BASE", help="baseline: a recipe file, or a campaign file")
-    gate.add_argument("candidate", metavar="CANDIDATE", help="candidate recipe file")
+    gate.add_argument("base", metavar="BASE", help="baseline: a recipe file, or a campaign file; with --runs a run")
+    gate.add_argument("candidate", metavar="CANDIDATE", help="candidate recipe file; with --runs a run")
+    gate.add_argument("--runs", action="store_true", help="judge two finished runs: their folders, or Megatron logs")
+    gate.add_argument(
+        "--source",
+        default="",
+        metavar="DIR",
+        help="megatron: checkout of the job's commit (default: stack.source, ATTUNER_MEGATRON_SRC)",
+    )
+    gate.add_argument("--stack", default="", help="with --runs: whose rules and tolerances (default: the runs' own)")
     gate.add_argument("--gpus", type=int, default=0, help="devices (default: the campaign's, else 1)")
     gate.add_argument("--device", choices=["cpu", "cuda"], default="", help="device kind (default: the campaign's, else cpu)")
+    component = _add(
+        verbs,
+        "component-test",
+        "run old and new of a same-math swap side by side, as a small job",
+        "component:component_test",
+        json=True,
+    )
+    component.add_argument("file", metavar="FILE", help="recipe file, or a campaign file (its cluster is used)")
+    component.add_argument("change", metavar="KEY=VALUE", nargs="+", help="the swap, e.g. attention_implementation=sdpa")
+    component.add_argument("--gpus", type=int, default=0, help="devices (default: the campaign's, else 1)")
+    component.add_argument(
+        "--device", choices=["cpu", "cuda"], default="", help="device kind (default: the campaign's, else cpu)"
+    )
     rules = verbs.add_parser("rules", help="the register: check, list, explain, lock")
     acts = rules.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=_Parser)
     for name, text in (("check", "evaluate every rule's examples and the lock"), ("list", "list the rules")):
         sub = _add(acts, name, text, f"rules:{name}_rules", json=True)
         sub.add_argument("--stack", default="", help="one stack only")
     explain = _add(acts, "explain", "what the register says of one argument", "rules:explain", json=True)
-    explain.add_argument("argument", metavar="ARG", help="final argument, env:NAME or fact:NAME")
+    explain.add_argument("argument", metavar="ARG", help="final argument, its flag, env:NAME or fact:NAME")
     explain.add_argument("--stack", default="", help="one stack only")
     _add(acts, "lock", "write rules/LOCK after a change of rules/ or attuner/policy", "rules:lock")
 
 
+def _asked(words: list[str]) -> list[str]:
+    """Return the words of `rules explain --some-flag` with that flag as what is asked about: it is no option of ours."""
+    if words[:2] != ["rules", "explain"]:
+        return words
+    ours = ("--json", "--stack", "--help")
+    flag = next((w for w in words[2:] if w.startswith("--") and w.split("=")[0] not in (*ours, "--")), "")
+    return [*(w for w in words if w != flag), "--", flag] if flag else words
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; errors are one line on stderr."""
-    arguments = parser().parse_args(argv)
+    arguments = parser().parse_args(_asked(list(sys.argv[1:] if argv is None else argv)))
     module, function = arguments.call.split(":")
     try:
         verb: Verb = getattr(__import__(f"attuner.cli.{module}", fromlist=[function]), function)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import json
 from pathlib import Path
 
-from attuner.config import file_digests, load_levers, load_register, read_lock, write_lock
+from attuner.config import file_digests, load_arguments, load_levers, load_register, load_tolerances, read_lock, write_lock
 from attuner.core.errors import UserError
-from attuner.policy.register import Register, check_rule
+from attuner.policy.register import Register, Rule, check_rule, examples_of, uncovered
+from attuner.policy.zones import check_tolerance
 from attuner.settings import load_settings
 
 
@@ -19,20 +21,31 @@ def _registers(arguments: argparse.Namespace) -> tuple[Path, list[Register]]:
 
 
 def check_rules(arguments: argparse.Namespace) -> int:
-    """Evaluate every rule's examples, read the lever catalogs, and compare the lock; exit 1 on any problem."""
+    """Evaluate every rule's examples, count covered arguments, read the levers, compare the lock; exit 1 on any problem."""
     rules_dir, registers = _registers(arguments)
     problems = [p for register in registers for rule in register.rules for p in check_rule(rule)]
     levers = {register.stack: len(load_levers(rules_dir, register.stack)) for register in registers}
+    coverage = {}
+    for register in registers:
+        known = load_arguments(rules_dir, register.stack)
+        missing = uncovered(register, list(known))
+        problems += [f"{register.stack}: {name}: no rule covers this argument" for name in missing]
+        if known:
+            coverage[register.stack] = {"arguments": len(known), "covered": len(known) - len(missing)}
+    limits = [load_tolerances(rules_dir, register.stack) for register in registers]
+    problems += sorted({p for x in limits for t in [*x.own, *x.general] for p in check_tolerance(t)})
     locked, now = read_lock(rules_dir), file_digests(rules_dir)
     moved = sorted(k for k in locked.keys() | now.keys() if locked.get(k) != now.get(k))
     problems += [f"rules/LOCK: {name} is not as locked; run `attuner rules lock` and say why in the commit" for name in moved]
     counts = {r.stack: len(r.rules) for r in registers}
     if arguments.json:
-        print(json.dumps({"rules": counts, "levers": levers, "problems": problems}, indent=1))
+        print(json.dumps({"rules": counts, "levers": levers, "coverage": coverage, "problems": problems}, indent=1))
     else:
-        for name, count in counts.items():
-            examples = sum(len(x.examples) for r in registers if r.stack == name for x in r.rules)
-            print(f"{name}: {count} rules, {examples} examples, {levers[name]} lever groups")
+        for register in registers:
+            name, examples = register.stack, sum(len(examples_of(x)) for x in register.rules)
+            print(f"{name}: {counts[name]} rules, {examples} examples, {levers[name]} lever groups")
+            if name in coverage:
+                print(f"{name}: {coverage[name]['covered']} of {coverage[name]['arguments']} arguments covered")
         print("\n".join(problems) if problems else "every example comes out as expected; the lock holds")
     return 1 if problems else 0
 
@@ -46,28 +59,54 @@ def list_rules(arguments: argparse.Namespace) -> int:
     for register in registers:
         for rule in register.rules:
             print(
-                f"{register.stack:6} {rule.id:12} {rule.kind:11} {rule.decision:7} {', '.join(rule.covers[:4])}"
+                f"{register.stack:8} {rule.id:12} {rule.kind:11} {rule.decision:7} {', '.join(rule.covers[:4])}"
                 + (" …" if rule.covers[4:] else "")
             )
     return 0
 
 
 def explain(arguments: argparse.Namespace) -> int:
-    """Say what the register thinks of one argument; what is uncovered is review."""
-    _, registers = _registers(arguments)
-    found = {r.stack: r.covering(arguments.argument) for r in registers}
+    """Say what the register thinks of one argument, given by name, by flag or as `env:NAME`; what is uncovered is review."""
+    rules_dir, registers = _registers(arguments)
+    asked, found, near = arguments.argument, {}, set()
+    for register in registers:
+        known = load_arguments(rules_dir, register.stack)
+        name = _destination(asked, known)
+        found[register.stack] = (name, register.covering(name))
+        if found[register.stack][1] and name != asked and not arguments.json:
+            print(f"{register.stack}: {asked} is {name}")
+        near.update(_nearest(name, known, register))
     if arguments.json:
-        print(json.dumps({k: [x.data() for x in v] for k, v in found.items()}, indent=1, ensure_ascii=False))
+        print(json.dumps({k: [x.data() for x in v] for k, (_, v) in found.items()}, indent=1, ensure_ascii=False))
         return 0
-    for stack, rules in found.items():
-        if not rules:
-            print(f"{stack}: {arguments.argument}: no rule covers it: a change is `review` (launches, later looks, a person)")
-        for rule in rules:
-            when = f" when {json.dumps(rule.when, ensure_ascii=False)}" if rule.when else ""
-            print(f"{stack}: {rule.id}  {rule.kind}  {rule.decision}{when}")
-            print(f"   {rule.reason}")
-            print(f"   source: {'; '.join(rule.source)}")
+    if not any(rules for _, rules in found.values()):
+        close = difflib.get_close_matches(_destination(asked, {}), sorted(near), n=3)
+        hint = f"; nearest: {', '.join(close)}" if close else ""
+        print(f"{asked}: no rule covers it: `review` (a change launches, must pass the later looks, and a person looks){hint}")
+    rules = {rule.id: rule for _, own in found.values() for rule in own}
+    for rule in rules.values():  # a rule of rules/common.yaml is every stack's, and said once
+        _say(", ".join(stack for stack, (_, own) in found.items() if rule in own), rule)
     return 0
+
+
+def _say(stack: str, rule: Rule) -> None:
+    when = f" when {json.dumps(rule.when, ensure_ascii=False)}" if rule.when else ""
+    scope = f" in {json.dumps(rule.scope, ensure_ascii=False)}" if rule.scope else ""
+    print(f"{stack}: {rule.id}  {rule.kind}  {rule.decision}{when}{scope}")
+    print(f"   {rule.reason}")
+    print(f"   source: {'; '.join(rule.source)}")
+
+
+def _destination(asked: str, known: dict[str, list[str]]) -> str:
+    """Return the final argument that a person means by a flag."""
+    if not asked.startswith("--"):
+        return asked
+    return next((name for name, flags in known.items() if asked in flags), asked.removeprefix("--").replace("-", "_"))
+
+
+def _nearest(name: str, known: dict[str, list[str]], register: Register) -> list[str]:
+    names = {c for rule in register.rules for c in rule.covers if not c.endswith("*")}
+    return difflib.get_close_matches(name, sorted(names.union(known)), n=3)
 
 
 def lock(arguments: argparse.Namespace) -> int:

@@ -34,23 +34,36 @@ def attempt_key(launch_id: str, attempt: int) -> str:
     return f"{launch_id}#{attempt}"
 
 
+def update_key(launch_id: str, attempt: int) -> str:
+    """Return the ledger key of the third look's verdict on one attempt; the second look's is the attempt's own key."""
+    return f"{launch_id}#{attempt}:update"
+
+
 class History:
     """Typed reading of one campaign's events. Pure: it holds nothing but the events it was given."""
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
         self._last: dict[str, dict[str, Event]] = {}
+        self._parsed: dict[tuple[int, type[Record]], Record] = {}
         for event in events:
             self._last.setdefault(event.kind, {})[event.key] = event
 
     def find(self, kind: str, key: str, model: type[R]) -> R | None:
         """Return the record that holds for (kind, key), or None."""
         event = self._last.get(kind, {}).get(key)
-        return model.model_validate(event.record) if event else None
+        return self._read(event, model) if event else None
+
+    def _read(self, event: Event, model: type[R]) -> R:
+        """Parse a record once: it is frozen, and a trial with what the probe saw is long."""
+        known = self._parsed.get((event.n, model))
+        if not isinstance(known, model):
+            known = self._parsed[event.n, model] = model.model_validate(event.record)
+        return known
 
     def all(self, kind: str, model: type[R]) -> list[R]:
         """Return the records of a kind, in the order in which their keys first appeared."""
-        return [model.model_validate(e.record) for e in self._last.get(kind, {}).values()]
+        return [self._read(e, model) for e in self._last.get(kind, {}).values()]
 
     def campaign(self) -> Campaign:
         """Return the campaign as it was born."""
@@ -108,8 +121,13 @@ class History:
         return self.find("hypothesis", hypothesis_id, Hypothesis)
 
     def verdict(self, subject: str) -> Verdict | None:
-        """Return the verdict on a hypothesis id, or on `launch#attempt`."""
+        """Return the verdict on a hypothesis id, on `launch#attempt` (second look) or `launch#attempt:update` (third)."""
         return self.find("verdict", subject, Verdict)
+
+    def looks(self, launch_id: str, attempt: int) -> list[Verdict]:
+        """Return the verdicts of the second and the third look on one attempt, as far as they are on record."""
+        found = (self.verdict(key) for key in (attempt_key(launch_id, attempt), update_key(launch_id, attempt)))
+        return [v for v in found if v is not None]
 
     def score(self, launch_id: str) -> Score | None:
         """Return the score of a launch."""

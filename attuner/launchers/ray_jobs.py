@@ -166,13 +166,14 @@ class RayJobs:
         """Copy the runner alone to a folder of its own: Ray ships that, never the rest of attuner."""
         stage = self._folder / "ship"
         target = stage / PACKAGE
-        sources = sorted(self._runner.glob("*.py"))
+        sources = sorted(self._runner.rglob("*.py"))
         if not sources:
             raise UserError(f"{self._runner}: no runner sources; reinstall attuner")
-        target.mkdir(parents=True, exist_ok=True)
         for source in sources:
-            if not (target / source.name).exists() or (target / source.name).read_bytes() != source.read_bytes():
-                shutil.copyfile(source, target / source.name)
+            copy = target / source.relative_to(self._runner)
+            if not copy.exists() or copy.read_bytes() != source.read_bytes():
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, copy)
         return stage
 
 

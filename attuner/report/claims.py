@@ -21,7 +21,7 @@ NO_THIRD_LOOK = (
     "Gradients and the first update: no third look is on record here. What acts only when weights are updated "
     "rests on the register alone."
 )
-REVIEW_MEANS = "The register has no rule that decides these; the looks after launch found nothing against them."
+REVIEW_MEANS = "No rule of the register decides these, or a look after launch could not tell. Nothing refuses them."
 
 
 def review_lines(facts: ReportFacts) -> tuple[str, ...]:

@@ -13,14 +13,17 @@ from typing import Literal
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Broken, UserError
 from attuner.core.events import Event, History
+from attuner.core.fingerprint import FAMILIES
 from attuner.core.judgement import Calibration, ComponentTest, Decision, Finding, Remeasurement, Shipment, Verdict
 from attuner.core.recipe import Change, EffectiveConfig, Recipe, differences
 from attuner.core.run import StepBreakdown
 from attuner.core.search import Stop
+from attuner.policy.zones import margin
 from attuner.report.rows import LaunchRow, launch_rows
 from attuner.report.terminal import pct
 from attuner.report.words import Units, clean, units_for
 
+CONFIG_LOOK = "1 · final values"
 State = Literal["calibrating", "searching", "remeasuring", "waiting for review", "shipped", "baseline kept"]
 
 
@@ -44,6 +47,8 @@ class LookRow:
     measured: str
     tolerance: str
     decision: Decision
+    share: float = 0.0
+    """How much of its limit the deviation uses; of several runs that are admitted, the one that uses most is shown."""
 
 
 @dataclass(frozen=True)
@@ -150,8 +155,8 @@ def _gather(history: History) -> ReportFacts:
         baseline_digest=baseline_digest,
         versions=tuple(sorted(effective.versions.items())) if effective else (),
         changes=_changes(baseline, effective, verdicts),
-        looks=_merged([row for v in verdicts for row in _look_rows(v, campaign, leader)]),
-        has_third_look=any(v.look not in ("config", "forward") for v in verdicts),
+        looks=_merged([row for v in verdicts for row in _look_rows(v, leader)]),
+        has_third_look=any(v.look == "update" and not any(f.key == "third look" for f in v.findings) for v in verdicts),
         components=tuple(history.component_tests()),
         rows=rows,
         spend=_spend(history),
@@ -249,33 +254,45 @@ def _changes(
     return tuple(ChangedValue(c, tuple(f for f in spoken if f.key == c.key)) for c in changes)
 
 
-def _look_rows(verdict: Verdict, campaign: Campaign, leader: LaunchRow | None) -> list[LookRow]:
+def _look_rows(verdict: Verdict, leader: LaunchRow | None) -> list[LookRow]:
     if verdict.look == "config":
         counts = {d: sum(f.decision == d for f in verdict.findings) for d in ("admit", "review", "refuse")}
         measured = f"{counts['admit']} admitted, {counts['review']} to review, {counts['refuse']} refused"
         subject = f"{verdict.subject} ({leader.id})" if leader else verdict.subject
         what = "final values that differ"
-        return [LookRow("1 · final values", subject, what, "", "", measured, "a rule for each", verdict.decision)]
-    name = "2 · first step" if verdict.look == "forward" else f"3 · {verdict.look}"
-    return [_forward_row(name, verdict.subject, f, campaign.gate.step0_loss_tolerance) for f in verdict.findings]
+        return [LookRow(CONFIG_LOOK, subject, what, "", "", measured, "a rule for each", verdict.decision)]
+    name = "2 · forward" if verdict.look == "forward" else "3 · backward and update"
+    return [_measured_row(name, verdict.subject, f) for f in verdict.findings]
 
 
-def _forward_row(name: str, subject: str, f: Finding, tolerance: float) -> LookRow:
-    both = isinstance(f.before, int | float) and isinstance(f.after, int | float)
-    if f.key == "step-0 loss" and both:
-        off = abs(float(f.after) - float(f.before)) / max(abs(float(f.before)), 1e-12)  # type: ignore[arg-type]
-        measured, limit = f"off by {off:.2g} of the baseline's", f"{tolerance * 100:g}% of the baseline's"
-        return LookRow(name, subject, f.key, f"{f.before:.6f}", f"{f.after:.6f}", measured, limit, f.decision)
-    before, after = ("" if x is None else clean(x) for x in (f.before, f.after))
-    return LookRow(name, subject, f.key or f.rule, before, after, f.reason, "", f.decision)
+def _measured_row(name: str, subject: str, f: Finding) -> LookRow:
+    """Return what one finding compared: value beside value, how far apart, and both limits."""
+    before, after = ("" if x is None else f"{x:.7g}" if isinstance(x, float) else clean(x) for x in (f.before, f.after))
+    likely = f"; likely: {f.cause}" if f.cause else ""
+    todo = f"; {f.todo}" if f.todo and f.decision != "admit" else ""
+    limit = "exact" if (before or after) else ""
+    if f.tolerance is not None:
+        limit = f"{f.tolerance:.2g}" + (f", outer {f.outer:.2g}" if f.outer is not None and f.outer != f.tolerance else "")
+    share = margin(f) if f.tolerance is not None else 0.0
+    return LookRow(name, subject, f.key or f.rule, before, after, f"{f.reason}{likely}{todo}", limit, f.decision, share)
 
 
 def _merged(rows: Sequence[LookRow]) -> tuple[LookRow, ...]:
-    """Return the rows with equal findings of several runs as one row that names all the runs."""
-    same: dict[LookRow, list[str]] = {}
+    """Return one row for what several runs agree on, naming them all: equal findings, and what every one was admitted for."""
+    same: dict[LookRow | tuple[str, str], list[LookRow]] = {}
     for r in rows:
-        same.setdefault(replace(r, subject=""), []).append(r.subject)
-    return tuple(replace(r, subject=", ".join(subjects)) for r, subjects in same.items())
+        admitted = r.decision == "admit" and r.look != CONFIG_LOOK
+        same.setdefault((r.look, _measurement(r.what)) if admitted else replace(r, subject=""), []).append(r)
+    return tuple(
+        replace(max(found, key=lambda r: r.share), subject=", ".join(dict.fromkeys(r.subject for r in found)))
+        for found in same.values()
+    )
+
+
+def _measurement(what: str) -> str:
+    """Return what was measured, without the family that came nearest to its limit."""
+    words = what.split(" ")
+    return " ".join(words[:-1]) if words[-1] in FAMILIES else what
 
 
 def _spend(history: History) -> tuple[Spend, ...]:

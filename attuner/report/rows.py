@@ -87,8 +87,7 @@ def _launch(history: History, launch: Launch, spent: dict[str, float]) -> Launch
     hypothesis = history.hypothesis(launch.hypothesis) if launch.hypothesis else None
     attempts = history.attempts(launch.id)
     config = history.verdict(launch.hypothesis) if launch.hypothesis else None
-    forward = history.verdict(f"{launch.id}#{trial.attempt}") if trial else None
-    verdicts = [v for v in (config, forward) if v]
+    verdicts = [*([config] if config else []), *(history.looks(launch.id, trial.attempt) if trial else [])]
     measured = score is not None and score.valid and score.tokens_per_s_per_gpu > 0
     compared = launch.kind == "search" and measured and score is not None
     return LaunchRow(

@@ -26,9 +26,10 @@ def main(run_dir: str) -> None:
         job = files.read_json(rank.run_dir / files.JOB)
         with rank.timed("imports"):
             import_megatron(job["device"])
-        compare = {"attention": _attention, "dispatcher": _dispatcher}.get(job["component"])
+        known = {"attention": _attention, "dispatcher": _dispatcher, "cross_entropy": _cross_entropy}
+        compare = known.get(job["component"])
         if compare is None:
-            raise ConfigError(f"component must be attention or dispatcher, not {job['component']}")
+            raise ConfigError(f"component must be one of {', '.join(known)}, not {job['component']}")
         with rank.timed("init"):
             base = _start(rank, job)
         with rank.timed(job["component"]):
@@ -165,6 +166,49 @@ def _exact_attention(query: Any, key: Any, value: Any, scale: float) -> Any:
     future = torch.ones(length, length, dtype=torch.bool, device=query.device).triu(1)
     weights = scores.masked_fill(future, float("-inf")).softmax(-1)
     return torch.einsum("bhst,tbhc->sbhc", weights, value).reshape(length, batch, -1)
+
+
+# ---------------------------------------------------------------------------------------------- cross entropy
+
+
+def _cross_entropy(job: dict[str, Any], configs: Any) -> dict[str, Any]:
+    """Compare megatron's cross entropies on random logits of the recipe's micro-batch, split over tensor ranks."""
+    import torch
+    from megatron.core import parallel_state
+    from megatron.core.fusions.fused_cross_entropy import fused_vocab_parallel_cross_entropy
+    from megatron.core.tensor_parallel import vocab_parallel_cross_entropy
+
+    from . import mcore_layout
+
+    config, trainer = configs.transformer, configs.trainer
+    for value in (job["old"], job["new"]):
+        if value not in ("True", "False"):
+            raise ConfigError(f"cross_entropy_loss_fusion must be true or false, not {value}")
+    device, group = _device(job), parallel_state.get_tensor_model_parallel_group()
+    vocabulary = mcore_layout.derive(configs, torch.distributed.get_world_size())["padded_vocab_size"]
+    generator = torch.Generator().manual_seed(trainer.seed)
+    shape = (trainer.seq_length, trainer.micro_batch_size)
+    whole = torch.randn(*shape, vocabulary, generator=generator).mul_(3).to(device, config.params_dtype)
+    target = torch.randint(trainer.vocab_size, shape, generator=generator).to(device)
+    probe = torch.rand(shape, generator=generator).to(device)
+    width = vocabulary // config.tensor_model_parallel_size
+    mine = slice(width * group.rank(), width * (group.rank() + 1))
+
+    def run(fused: bool) -> _Result:
+        def loss(logits: Any) -> Any:
+            if fused:
+                return fused_vocab_parallel_cross_entropy(logits.clone(), target, group)
+            return vocab_parallel_cross_entropy(logits.clone(), target)  # both overwrite what they are given
+
+        return _run(loss, {"logits": whole[..., mine].contiguous()}, {}, probe)
+
+    def exact(logits: Any) -> Any:
+        return torch.nn.functional.cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(shape)
+
+    reference = _run(exact, {"logits": whole.double()}, {}, probe.double())
+    reference.gradients["logits"] = reference.gradients["logits"][..., mine]
+    old, new = (_worst(_errors(run(job[side] == "True"), reference), device) for side in ("old", "new"))
+    return _report(job, config.params_dtype, old, new)
 
 
 # ---------------------------------------------------------------------------------------------- dispatcher

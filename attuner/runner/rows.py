@@ -1,5 +1,6 @@
-"""Reads the training rows: a folder with rows.bin (uint8 tokens, num_rows × (seq_len + 1)) and rows.json. The rows of
-an update, and their order, are the same in every parallel layout."""
+"""Reads the training rows: a folder with rows.bin (uint8 tokens, num_rows × (seq_len + 1)) and rows.json. Where rows.json
+names a mask_sha256, mask.bin (uint8, num_rows × seq_len) weighs each label with 0 or 1. The rows of an update, and their
+order, are the same in every parallel layout."""
 
 import hashlib
 from collections.abc import Iterator
@@ -31,8 +32,8 @@ class Rows:
             raise ConfigError(f"rows.bin has {path.stat().st_size} bytes, not {self.num_rows} · {width}")
         if _sha256(path) != about["sha256"]:
             raise ConfigError("rows.bin differs from the sha256 in rows.json")
-        size = self.num_rows * width
-        self._tokens = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8).view(-1, width)
+        self._tokens = _map(path, width)
+        self._mask = _mask(Path(folder) / "mask.bin", self.num_rows, seq_length, about.get("mask_sha256"))
         self._device = device
 
     def need(self, first_row: int, count: int) -> None:
@@ -44,7 +45,7 @@ class Rows:
         """Return one data-parallel rank's micro-batches of one update.
 
         Micro-batch m of rank r holds rows first + (m · dp + r) · micro_batch and following. Each micro-batch has
-        tokens, labels and position_ids (micro_batch, seq_length) int64 and loss_mask of ones (float32).
+        tokens, labels and position_ids (micro_batch, seq_length) int64 and loss_mask (float32; ones without mask.bin).
         """
         return [
             self._microbatch(first + (index * dp + dp_rank) * micro_batch, micro_batch)
@@ -55,8 +56,24 @@ class Rows:
         rows = self._tokens[first : first + count].to(torch.int64).to(self._device)
         tokens = rows[:, :-1].contiguous()
         positions = torch.arange(tokens.size(1), device=self._device).expand(count, -1).contiguous()
-        mask = torch.ones(tokens.shape, dtype=torch.float32, device=self._device)
+        if self._mask is None:
+            mask = torch.ones(tokens.shape, dtype=torch.float32, device=self._device)
+        else:
+            mask = self._mask[first : first + count].to(torch.float32).to(self._device)
         return {"tokens": tokens, "labels": rows[:, 1:].contiguous(), "position_ids": positions, "loss_mask": mask}
+
+
+def _map(path: Path, width: int) -> torch.Tensor:
+    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8).view(-1, width)
+
+
+def _mask(path: Path, num_rows: int, width: int, wanted: str | None) -> torch.Tensor | None:
+    """Open the loss mask that rows.json promises, or return None where it promises none."""
+    if wanted is None:
+        return None
+    if not path.is_file() or path.stat().st_size != num_rows * width or _sha256(path) != wanted:
+        raise ConfigError("mask.bin differs from the mask_sha256 in rows.json")
+    return _map(path, width)
 
 
 def iterators(batches: list[dict[str, Any]], chunks: int) -> Any:

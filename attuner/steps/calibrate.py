@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from attuner.core.errors import UserError
+from attuner.core.events import History
 from attuner.core.judgement import Calibration, Note
+from attuner.core.run import Trial
 from attuner.policy import budget, measure
 from attuner.ports import Kit
 from attuner.steps.birth import complete
@@ -51,6 +53,12 @@ def plan_calibration(kit: Kit, campaign_id: str, *, number: int) -> list[str]:
     ]
 
 
+def _refusal(history: History, trial: Trial) -> str:
+    """Return what the looks refuse about a baseline run: it is dead, not finite, or not the same as the first one."""
+    found = [f for v in history.looks(trial.launch_id, trial.attempt) for f in v.refusals()]
+    return found[0].line().removeprefix("refuse  ") if found else "its looks refuse it"
+
+
 def calibrate(kit: Kit, campaign_id: str, *, number: int) -> Calibration:
     """Record mean, σ and band of one round.
 
@@ -74,9 +82,7 @@ def calibrate(kit: Kit, campaign_id: str, *, number: int) -> Calibration:
             why = score.why_invalid if score else "not scored"
             raise UserError(f"{campaign.source_file}: baseline: {launch_id} is no valid measurement, twice: {why}")
         if score.decision == "refuse":
-            raise UserError(
-                f"{campaign.source_file}: baseline: the losses of {launch_id} differ or are not finite; mend the recipe"
-            )
+            raise UserError(f"{campaign.source_file}: baseline: {launch_id}: {_refusal(history, trial)}; mend the recipe")
         trials.append(trial)
     calibration = measure.calibrate(trials, campaign, number=number)
     put(kit, campaign_id, "calibration", str(number), calibration)

@@ -7,6 +7,7 @@ from attuner.core.base import Record, digest_of
 from attuner.core.campaign import Campaign
 from attuner.core.errors import RegisterChanged
 from attuner.core.events import History
+from attuner.core.judgement import ComponentTest
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import Launch, LaunchKind
 from attuner.policy import budget
@@ -16,6 +17,9 @@ SCOPE_ARGUMENTS = (
     *("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels", "seq_length", "params_dtype"),
     *("num_moe_experts", "moe_router_topk", "moe_ffn_hidden_size", "ffn_hidden_size"),
 )
+SCOPE_VERSIONS = ("megatron_core", "torch", "transformer_engine")
+SHARED_TESTS = "component-tests"
+"""Under this id stand the component tests made outside campaigns; it was never born, so no list of campaigns shows it."""
 
 
 def past(kit: Kit, campaign_id: str) -> History:
@@ -40,8 +44,15 @@ def check_lock(kit: Kit, campaign: Campaign) -> None:
 
 
 def scope_of(effective: EffectiveConfig, campaign: Campaign) -> str:
-    """Return the digest of what a component test depends on: shapes, precision, hardware; layout is not part of it."""
-    return digest_of({**{k: effective.arguments.get(k) for k in SCOPE_ARGUMENTS}, "hardware": campaign.workload.hardware})
+    """Return the digest of what a component test depends on: shapes, precision, hardware, versions; not the layout."""
+    versions = {k: effective.versions.get(k) for k in SCOPE_VERSIONS}
+    shapes = {k: effective.arguments.get(k) for k in SCOPE_ARGUMENTS}
+    return digest_of({**shapes, "hardware": campaign.workload.hardware, "versions": versions})
+
+
+def shared_tests(kit: Kit) -> list[ComponentTest]:
+    """Return the component tests that were made outside any campaign."""
+    return History(kit.ledger.history(SHARED_TESTS)).component_tests()
 
 
 def put_recipe(kit: Kit, campaign_id: str, recipe: Recipe, effective: EffectiveConfig) -> str:
@@ -64,6 +75,7 @@ def decide(
     *,
     hypothesis: str = "",
     profile_steps: int = 0,
+    steps: int | None = None,
     component: list[str] | None = None,
 ) -> Launch:
     """Reserve the budget and record a launch; the one with this kind and purpose is returned if it exists.
@@ -86,6 +98,7 @@ def decide(
         reserve_gpu_hours=reserve,
         time_limit_s=budget.time_limit_s(history),
         profile_steps=profile_steps,
+        steps=steps,
         component=component or [],
     )
     put(kit, campaign_id, "launch", launch.id, launch)

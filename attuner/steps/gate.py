@@ -12,7 +12,7 @@ from attuner.core.search import Hypothesis
 from attuner.policy import conduct
 from attuner.policy import gate as policy
 from attuner.ports import Kit
-from attuner.steps.common import check_lock, decide, past, put, put_recipe, scope_of
+from attuner.steps.common import check_lock, decide, past, put, put_recipe, scope_of, shared_tests
 from attuner.steps.launch import launch
 
 
@@ -76,6 +76,8 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
     if verdict.decision == "review" and campaign.gate.component_tests == "auto":
         register = load_register(kit.rules_dir, campaign.stack.name)
         for component, argument, old, new in policy.missing_tests(register, verdict):
+            if component not in kit.stack.components:
+                continue
             component_test(kit, campaign_id, candidate, effective, component=component, argument=argument, old=old, new=new)
         verdict = look(kit, past(kit, campaign_id), effective, subject=hypothesis.id, recipe=digest)
     return verdict
@@ -93,7 +95,7 @@ def look(kit: Kit, history: History, effective: EffectiveConfig, *, subject: str
         effective,
         subject=subject,
         recipe=recipe,
-        tests=history.component_tests(),
+        tests=[*shared_tests(kit), *history.component_tests()],
         scope=scope_of(baseline, campaign),
     )
 

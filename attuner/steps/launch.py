@@ -46,7 +46,7 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
             return _record_trial(kit, campaign_id, closed, history)
         attempt = _open_attempt(kit, campaign_id, history, decided)
         job = _job(kit, history, decided)
-        attempt, state = _follow(kit, campaign_id, attempt, job)
+        attempt, state = follow(kit, campaign_id, attempt, job)
         settlement = settle(kit.launcher.files(attempt), attempt, gpus=job.gpus, state=state)
         put(kit, campaign_id, "settled", attempt_key(launch_id, attempt.number), settlement)
 
@@ -123,7 +123,7 @@ def inputs(kit: Kit, history: History, campaign: Campaign, decided: Launch) -> d
     return {
         "rows": rows,
         "first_row": campaign.prepare.steps * campaign.workload.global_batch,
-        "steps": campaign.workload.steps,
+        "steps": decided.steps or campaign.workload.steps,
         "load": checkpoint,
         "save": None,
         "placement_offset": offset,
@@ -131,7 +131,7 @@ def inputs(kit: Kit, history: History, campaign: Campaign, decided: Launch) -> d
     }
 
 
-def _follow(kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec) -> tuple[Attempt, JobState]:
+def follow(kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec) -> tuple[Attempt, JobState]:
     """Submit or attach, and wait for the end. Ctrl-C stops the job before it is passed on."""
     if not attempt.address:
         where = kit.launcher.submit(attempt, job)
@@ -210,6 +210,8 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
             "env": result.env,
             "config_digest": digest_of(result.arguments) if result.arguments else "",
             "other_load": stamp.other_load,
+            "fingerprint": result.fingerprint,
+            "unseen": result.unseen,
         }
     )
     put(kit, campaign_id, "trial", attempt.launch_id, trial)

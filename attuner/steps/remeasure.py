@@ -71,12 +71,25 @@ def remeasure(kit: Kit, campaign_id: str) -> Remeasurement | None:
         launch, scored = history.launch(launch_id), history.score(launch_id)
         name = launch.purpose.split()[0] if launch else ""
         ids_of[name].append(launch_id)
-        if scored is not None and scored.valid and scored.decision == "admit":
+        # a baseline with a defect of its own is `review` for ever: that must not keep its candidates from being measured
+        admitted = ("admit", "review") if name == "baseline" else ("admit",)
+        if scored is not None and scored.valid and scored.decision in admitted:
             sides[name].append(scored)
     means = {name: statistics.fmean(s.tokens_per_s_per_gpu for s in side) if side else 0.0 for name, side in sides.items()}
     result = _judged(kit, campaign_id, best, ids_of, sides, means, calibration.band)
     put(kit, campaign_id, "remeasurement", "final", result)
     return result
+
+
+def _first_objection(history: History, ids_of: dict[str, list[str]]) -> str:
+    """Return what the looks said first against a launch that did not count."""
+    for launch_id in [*ids_of["leader"], *ids_of["baseline"]]:
+        trial = history.trial(launch_id)
+        for verdict in history.looks(launch_id, trial.attempt) if trial else []:
+            against = [f for f in verdict.findings if f.decision != "admit"]
+            if against:
+                return f" ({launch_id}: {against[0].line()})"
+    return ""
 
 
 def _judged(
@@ -103,7 +116,7 @@ def _judged(
     reason = ""
     if not complete:
         counts = {name: len(side) for name, side in sides.items()}
-        reason = f"only {counts} of {pairs} launches a side gave a valid, admitted measurement"
+        reason = f"only {counts} of {pairs} launches a side gave a valid, admitted measurement{_first_objection(history, ids_of)}"
     elif config == "refuse":
         reason = "the first look refuses the leader now"
     elif not faster:

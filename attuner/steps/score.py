@@ -1,14 +1,14 @@
-"""score: is the measurement valid, does the second look admit it, how fast is it, does it lead."""
+"""score: is the measurement valid, do the second and the third look admit it, how fast is it, does it lead."""
 
 from __future__ import annotations
 
 from attuner.core.events import History
-from attuner.core.judgement import Score, Verdict
+from attuner.core.judgement import Decision, Score, worst
 from attuner.core.run import Launch, Trial
-from attuner.policy import gate as policy
 from attuner.policy import measure
 from attuner.ports import Kit
 from attuner.steps.common import check_lock, past, put
+from attuner.steps.looks import looks
 
 
 def score(kit: Kit, campaign_id: str, launch_id: str) -> Score | None:
@@ -16,6 +16,7 @@ def score(kit: Kit, campaign_id: str, launch_id: str) -> Score | None:
 
     Raises:
         RegisterChanged: rules/ or the judging code moved since birth.
+        Transient: a check launch lost contact with its job.
     """
     history = past(kit, campaign_id)
     trial, launch = history.trial(launch_id), history.launch(launch_id)
@@ -32,8 +33,8 @@ def score(kit: Kit, campaign_id: str, launch_id: str) -> Score | None:
         invalid = Score(launch_id=launch_id, attempt=trial.attempt, valid=False, why_invalid=why)
         put(kit, campaign_id, "score", launch_id, invalid)
         return invalid
-    verdict = forward_look(kit, campaign_id, history, trial, launch)
-    result = _scored(history, trial, launch, verdict)
+    found = looks(kit, campaign_id, trial, launch)
+    result = _scored(history, trial, launch, worst([found.forward.decision, found.update.decision]))
     put(kit, campaign_id, "score", launch_id, result)
     return result
 
@@ -65,35 +66,11 @@ def _judged_env(history: History) -> set[str]:
     return set(baseline.env) if baseline else set()
 
 
-def forward_look(kit: Kit, campaign_id: str, history: History, trial: Trial, launch: Launch) -> Verdict:
-    """Record the second look. During calibration the first run is the reference of the others."""
-    campaign = history.campaign()
-    key = f"{trial.launch_id}#{trial.attempt}"
-    known = history.verdict(key)
-    if known is not None:
-        return known
-    verdict = policy.forward_look(
-        reference_loss(history, trial), trial, tolerance=campaign.gate.step0_loss_tolerance, recipe=launch.recipe
-    )
-    put(kit, campaign_id, "verdict", key, verdict)
-    return verdict
-
-
-def reference_loss(history: History, trial: Trial) -> float:
-    """Return the baseline's step-0 loss: of the calibration, before that of its first run, else the run's own."""
-    calibration = history.calibration()
-    if calibration is not None:
-        return calibration.step0_loss
-    first = _first_calibration(history) or trial
-    loss = first.step0_loss()
-    return loss if loss is not None else float("nan")
-
-
-def _scored(history: History, trial: Trial, launch: Launch, verdict: Verdict) -> Score:
+def _scored(history: History, trial: Trial, launch: Launch, decision: Decision) -> Score:
     campaign, calibration = history.campaign(), history.calibration()
     speed = measure.speed(trial, campaign.workload)
     leader_speed = history.leader_speed() or speed
-    admitted = verdict.decision == "admit"
+    admitted = decision == "admit"
     wins = (
         launch.kind == "search" and admitted and calibration is not None and measure.leads(speed, leader_speed, calibration.band)
     )
@@ -101,7 +78,7 @@ def _scored(history: History, trial: Trial, launch: Launch, verdict: Verdict) ->
         launch_id=trial.launch_id,
         attempt=trial.attempt,
         valid=True,
-        decision=verdict.decision,
+        decision=decision,
         tokens_per_s_per_gpu=speed,
         step_s=measure.step_seconds(trial),
         gain=speed / leader_speed - 1.0,

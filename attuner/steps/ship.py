@@ -61,6 +61,9 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
     launch = history.launch(best.launch_id)
     if launch is None or best.decision != "admit":
         return keep.model_copy(update={"reason": f"the looks at {best.launch_id} do not admit it"})
+    unlooked = _without_looks(history, [best.launch_id, *again.leader_launches])
+    if unlooked:
+        return keep.model_copy(update={"reason": unlooked})
     return Shipment(
         launch_id=best.launch_id,
         recipe=launch.recipe,
@@ -70,6 +73,17 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
         folder=str(folder),
         open_reviews=leader.open_reviews(history, best.launch_id),
     )
+
+
+def _without_looks(history: History, launches: list[str]) -> str:
+    """Return which launch lacks an admitting second or third look, or ''."""
+    for launch_id in launches:
+        trial = history.trial(launch_id)
+        found: dict[str, str] = {v.look: v.decision for v in history.looks(launch_id, trial.attempt)} if trial else {}
+        for look, name in (("forward", "second"), ("update", "third")):
+            if found.get(look) != "admit":
+                return f"the {name} look at {launch_id} is {found.get(look, 'not on record')}: nothing ships without it"
+    return ""
 
 
 def _first_calibration(history: History) -> str:

@@ -17,6 +17,7 @@ from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused
 from attuner.core.judgement import ComponentTest, Verdict
 from attuner.core.recipe import Recipe
+from attuner.policy.conditions import holds
 from attuner.policy.gate import config_look
 from attuner.stacks.mcore.stack import McoreStack
 from attuner.steps.common import scope_of
@@ -33,9 +34,9 @@ BASE: dict[str, Any] = {
     **{"grad_reduce_in_fp32": True, "tensor_model_parallel_size": 2, "sequence_parallel": True, "micro_batch_size": 1},
     **{"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
     **{"optimizer_cpu_offload": True, "optimizer_offload_fraction": 1, "moe_token_dispatcher_type": "alltoall"},
-    **{"attention_implementation": "local", "expert_tensor_parallel_size": 1},
+    **{"attention_implementation": "local", "expert_tensor_parallel_size": 2},
 }
-TP1 = {"tensor_model_parallel_size": 1, "sequence_parallel": False}
+TP1 = {"tensor_model_parallel_size": 1, "sequence_parallel": False, "expert_tensor_parallel_size": 1}
 EP = {**TP1, "expert_model_parallel_size": 2}
 PP2 = {**TP1, "pipeline_model_parallel_size": 2}
 ETP2 = {"expert_tensor_parallel_size": 2}
@@ -139,7 +140,7 @@ REFUSED = {
     "window attention": ({}, {"window_size": [8, 0]}),
     "tied embeddings": ({}, {"untie_embeddings_and_output_weights": False}),
     "expert tensor parallel 4 without expert parallel": (
-        {"tensor_model_parallel_size": 4, "expert_model_parallel_size": 4},
+        {"tensor_model_parallel_size": 4, "expert_model_parallel_size": 4, "expert_tensor_parallel_size": 1},
         {"expert_model_parallel_size": 1, "expert_tensor_parallel_size": 4},
         {"gpus": 4},
     ),
@@ -340,6 +341,8 @@ def test_every_option_of_the_catalog_is_judged_and_none_is_refused(judge: Judge,
     for lever in load_levers(ROOT / "rules", "mcore"):
         for option in lever["options"]:
             change = {k: 2 if isinstance(v, dict) else v for k, v in option["set"].items()}
+            if not all(holds(c, BASE, BASE) for c in option.get("when", [])):
+                continue  # never proposed from this baseline
             made = Recipe(stack="mcore", arguments={**BASE, **PLAIN, **change})
             try:
                 stack.resolve(made, frame())

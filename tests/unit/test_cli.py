@@ -34,7 +34,7 @@ def write(path: Path, data: Any) -> str:
 def campaign_file(tmp_path: Path, **changes: Any) -> str:
     given = {
         "name": "lab",
-        "workload": workload().data(),
+        "workload": workload(warmup_steps=2).data(),
         "baseline": {"stack": "mcore", "arguments": BASE},
         "stack": {"name": "mcore", "version": "0.16.1"},
         "launcher": {"name": "ray_jobs", "cluster": CLUSTER},
@@ -64,7 +64,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         ({"baseline": "none.yaml"}, "none.yaml: no such file"),
         ({"launcher": {"name": "ray_jobs", "cluster": "none.yaml"}}, "none.yaml: no such file"),
         ({"stack": {"name": "nemo", "version": "1"}, "baseline": {"stack": "nemo", "arguments": {}}}, "nemo"),
-        ({"workload": {**workload().data(), "gpus": 3}}, "workload.gpus"),
+        ({"workload": {**workload(warmup_steps=2).data(), "gpus": 3}}, "workload.gpus"),
     ],
 )
 def test_a_bad_campaign_file_is_one_line_with_file_and_key(

@@ -20,7 +20,7 @@ CLUSTER = {"name": "lab", "devices": 2, "devices_per_node": 2}
 def body(**changes: Any) -> dict[str, Any]:
     given = {
         "name": "lab",
-        "workload": workload().data(),
+        "workload": workload(warmup_steps=2).data(),
         "baseline": {"stack": "mcore", "arguments": BASE},
         "stack": {"name": "mcore", "version": "0.16.1"},
         "launcher": {"name": "ray_jobs", "cluster": CLUSTER},
@@ -44,7 +44,7 @@ def refusal(file: Path) -> str:
 
 
 def test_a_campaign_file_is_read(tmp_path: Path) -> None:
-    assert load_campaign(write(tmp_path, body())).workload == workload()
+    assert load_campaign(write(tmp_path, body())).workload == workload(warmup_steps=2)
 
 
 def test_the_campaign_files_of_the_project_are_valid() -> None:
@@ -58,7 +58,10 @@ def test_the_campaign_files_of_the_project_are_valid() -> None:
     ("changes", "words"),
     [
         ({"budgett": {"gpu_hours": 1}}, ["budgett: unknown key", "did you mean budget?"]),
-        ({"workload": {**workload().data(), "seqlen": 4}}, ["workload.seqlen: unknown key", "did you mean seq_len?"]),
+        (
+            {"workload": {**workload(warmup_steps=2).data(), "seqlen": 4}},
+            ["workload.seqlen: unknown key", "did you mean seq_len?"],
+        ),
         (
             {"launcher": {"name": "ray_jobs", "cluster": {**CLUSTER, "device": {"knd": "cpu"}}}},
             ["launcher.cluster.device.knd", "kind?"],
@@ -70,13 +73,15 @@ def test_the_campaign_files_of_the_project_are_valid() -> None:
         ({"proposer": "absent"}, ["proposer: is missing"]),
         ({"name": "absent"}, ["name: is missing"]),
         ({"name": "Not A Label"}, ["name:"]),
-        ({"workload": {**workload().data(), "steps": "many"}}, ["workload.steps", "'many'"]),
-        ({"workload": {**workload().data(), "warmup_steps": 4}}, ["warmup_steps"]),
-        ({"workload": {**workload().data(), "gpus": 3}}, ["workload.gpus", "2 devices"]),
+        ({"workload": {**workload(warmup_steps=2).data(), "steps": "many"}}, ["workload.steps", "'many'"]),
+        ({"workload": {**workload(warmup_steps=2).data(), "warmup_steps": 4}}, ["warmup_steps"]),
+        ({"workload": {**workload(warmup_steps=2).data(), "gpus": 3}}, ["workload.gpus", "2 devices"]),
         ({"noise": {"calibration_runs": 4}}, ["noise.calibration_runs"]),
         ({"remeasure": {"pairs": 2}}, ["remeasure.pairs"]),
         ({"gate": {"step0_loss_tolerance": 0.06}}, ["gate.step0_loss_tolerance"]),
         ({"gate": {"review": "never"}}, ["gate.review", "'never'"]),
+        ({"gate": {"probe": "optional"}}, ["gate.probe: optional is for replayed tables", "ray_jobs"]),
+        ({"workload": workload().data()}, ["workload.warmup_steps: 1", "make it 2 or more"]),
         ({"baseline": {"stack": "other", "arguments": {}}}, ["baseline", "other", "mcore"]),
         ({"register_lock": "0"}, ["register_lock", "take it out"]),
         ({"id": "x"}, ["id: is set by attuner"]),

@@ -90,6 +90,14 @@ def test_a_review_of_the_second_look_is_open_too() -> None:
     assert shipped(made) == ""
 
 
+def test_a_review_of_the_third_look_is_open_too() -> None:
+    made = book()
+    searched(made, 1, 200.0, ADMIT)
+    made.verdict("l01#1:update", "review", "", REVIEW)
+    assert shipped(made) == ""
+    assert len(open_reviews(made.history, "l01")) == 1
+
+
 def test_nothing_ships_before_a_calibration() -> None:
     assert shippable(Book().history) is None
 

@@ -9,15 +9,17 @@ from lab import register, rule
 
 from attuner.core.errors import UserError
 from attuner.core.recipe import EffectiveConfig
+from attuner.policy.conditions import check_condition, holds
 from attuner.policy.register import (
     Rule,
     build_register,
     carried_defects,
-    check_condition,
     check_rule,
+    covers,
     decide,
-    holds,
+    examples_of,
     in_scope,
+    uncovered,
 )
 
 LISTS = {"l": ["x"], "m": ["x", "y"], "n": [0, 0.5]}
@@ -173,6 +175,41 @@ def test_a_value_that_appears_or_goes_is_a_change() -> None:
     made = Rule.model_validate(rule(1, ["a"]))
     assert decide(made, {}, {"a": 1}) == "admit"
     assert decide(made, {"a": 1}, {}) == "admit"
+    assert decide(made, {}, {"a": None}) == "admit"
+
+
+@pytest.mark.parametrize(
+    ("names", "key", "covered"),
+    [
+        (["a"], "a", True),
+        (["a"], "transformer.a", True),
+        (["a"], "ddp.a", True),
+        (["a"], "optimizer.a", True),
+        (["a"], "other.a", False),
+        (["a"], "env:a", False),
+        (["a"], "ab", False),
+        (["a*"], "transformer.ab", True),
+        (["transformer.a"], "a", False),
+        (["transformer.a"], "optimizer.a", False),
+        (["fact:a"], "transformer.a", False),
+        (["env:A_*"], "env:A_B", True),
+    ],
+)
+def test_a_name_covers_the_config_fields_of_that_name_too(names: list[str], key: str, covered: bool) -> None:
+    made = register(rule(1, names))
+    assert covers(made.rules[0], key) is covered
+    assert bool(made.covering(key)) is covered
+
+
+@pytest.mark.parametrize("names", [[], ["*"], [""], ["a*b"], ["**"], ["env:*"], ["fact:*"]])
+def test_no_rule_covers_everything_or_nothing(names: list[str]) -> None:
+    with pytest.raises(UserError, match=r"lab\.yaml: rule LAB-TST-001: .*covers"):
+        build_register("lab", [("lab.yaml", {**rule(1, ["a"]), "covers": names})])
+
+
+def test_a_defect_alone_covers_no_argument() -> None:
+    defect = {**rule(9, ["a", "b"], kind="defect", decision="refuse", when={"arg": "bad", "eq": True}), "examples": BAD}
+    assert uncovered(register(defect, rule(1, ["a"])), ["a", "b", "c"]) == ["b", "c"]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +233,11 @@ def test_a_rule_is_held_to_its_examples_and_its_kind(entry: dict[str, Any], word
         {"id": "lab-1"},
         {"reason": "short"},
         {"source": []},
-        {"examples": []},
+        {"examples": [{"before": {"a": 1}, "expect": "silent"}]},
+        {"kind": "objective", "decision": "refuse", "examples": []},
+        {"kind": "same-math", "decision": "review", "examples": []},
+        {"kind": "defect", "when": {"arg": "a", "eq": 1}, "examples": []},
+        {"when": {"arg": "a", "eq": 1}, "examples": []},
         {"kind": "hope"},
         {"decision": "maybe"},
         {"when": {"python": "1"}},
@@ -208,6 +249,15 @@ def test_a_malformed_rule_is_one_line_that_names_file_and_rule(change: dict[str,
     with pytest.raises(UserError, match=r"lab\.yaml: rule") as error:
         build_register("lab", [("lab.yaml", {**rule(1, ["a"]), **change})])
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["placement", "bookkeeping"])
+def test_a_plain_rule_gets_its_examples_from_its_class(kind: str) -> None:
+    made = Rule.model_validate({**rule(1, ["a", "fact:b", "env:C_*"], kind=kind), "examples": []})
+    examples = examples_of(made)
+    assert check_rule(made) == []
+    assert [sorted(e.after) for e in examples if e.expect == "admit"] == [["a"], ["fact:b"], ["env:C_x"]]
+    assert [e.after for e in examples if e.expect == "silent"] == [{}]
 
 
 def test_an_entry_that_is_no_mapping_is_refused() -> None:
@@ -266,6 +316,38 @@ def test_a_scope_that_is_no_specifier_is_one_line() -> None:
     entry = {**rule(1, ["a"]), "scope": {"megatron-core": "before 0.19"}}
     with pytest.raises(UserError, match=r"lab\.yaml: rule LAB-TST-001.*before 0\.19"):
         build_register("lab", [("lab.yaml", entry)])
+
+
+PLACE = {"model": "GLM-4.5-Air", "hardware": "8x H200", "network": "ib", "megatron_lm_commit": "1dcf0dafc6e4"}
+
+
+@pytest.mark.parametrize(
+    ("scope", "speaks"),
+    [
+        ({"commit": ["1dcf0da"]}, True),
+        ({"commit": ["d98e8a6", "1dcf0dafc6e4aa"]}, True),
+        ({"commit": ["d98e8a6"]}, False),
+        ({"model": ["glm-4.5*"]}, True),
+        ({"model": ["minimax*", "mixtral*"]}, False),
+        ({"hardware": ["*h200*"]}, True),
+        ({"hardware": ["*h100*"]}, False),
+        ({"network": ["ib", "roce"]}, True),
+        ({"model": ["glm*"], "hardware": ["*b200*"]}, False),
+        ({"model": ["glm*"], "megatron-core": "<0.19.0"}, True),
+    ],
+)
+def test_a_rule_holds_for_the_commits_models_and_devices_of_its_scope(scope: dict[str, Any], speaks: bool) -> None:
+    made = Rule.model_validate(rule(1, ["a"], scope=scope))
+    assert in_scope(made, PLACE) is speaks
+    assert in_scope(made, {})
+
+
+@pytest.mark.parametrize(
+    "scope", [{"model": "glm*"}, {"commit": "1dcf0da"}, {"hardware": []}, {"torch": ["<2.6"]}, {"commit": [1234567]}]
+)
+def test_a_scope_of_the_wrong_shape_is_one_line(scope: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"lab\.yaml: rule LAB-TST-001: scope"):
+        build_register("lab", [("lab.yaml", {**rule(1, ["a"]), "scope": scope})])
 
 
 def test_the_defects_that_a_baseline_carries_are_those_in_scope_that_hold() -> None:

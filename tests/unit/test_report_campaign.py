@@ -175,9 +175,10 @@ class Book:
     def looked(self, launch_id: str, recipe: Recipe, *, attempt: int = 1, loss: float = LOSS + 4e-7) -> None:
         off = abs(loss - LOSS) / LOSS
         decision: Decision = "admit" if off <= 0.05 else "refuse"
-        reason = f"step-0 loss off by {off:.2e} of the baseline's; tolerance 0.05"
+        reason = f"deviation {off:.2e}, limit 0.05"
+        limits: dict[str, Any] = {"deviation": off, "tolerance": 0.05, "outer": 0.05}
         found = [
-            Finding(rule="forward-look", decision=decision, key="step-0 loss", before=LOSS, after=loss, reason=reason),
+            Finding(rule="COM-TOL-001", decision=decision, key="step-0 loss", before=LOSS, after=loss, reason=reason, **limits),
             Finding(rule="forward-look", decision="admit", key="finite losses", reason="all 8 losses are finite"),
         ]
         key = f"{launch_id}#{attempt}"

@@ -63,10 +63,10 @@ def test_every_changed_final_value_names_its_rule(facts: ReportFacts) -> None:
 def test_looks_that_agree_are_one_row_that_names_every_run(facts: ReportFacts) -> None:
     assert [(r.look, r.subject) for r in facts.looks] == [
         ("1 · final values", "h09 (l14)"),
-        ("2 · first step", "l14#1, l18#1, l20#1, l22#1"),
-        ("2 · first step", "l14#1, l18#1, l20#1, l22#1"),
+        ("2 · forward", "l14#1, l18#1, l20#1, l22#1"),
+        ("2 · forward", "l14#1, l18#1, l20#1, l22#1"),
     ]
-    assert facts.looks[1].tolerance == "5% of the baseline's"
+    assert facts.looks[1].tolerance == "0.05"
     assert not facts.has_third_look
 
 

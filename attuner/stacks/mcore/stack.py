@@ -11,6 +11,7 @@ from typing import Any
 
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
+from attuner.core.fingerprint import Fingerprint
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import RankStep, StepRecord
 from attuner.ports import JobSpec, RunFiles, RunResult
@@ -20,13 +21,14 @@ from attuner.stacks.mcore.resolver import Resolver
 from attuner.traces.kineto import breakdown
 
 FAILED = {"oom": "oom", "hang": "hang", "time_limit": "hang"}
-FAMILIES = {"attention": "component_mcore", "dispatcher": "component_mcore"}
+FAMILIES = {"attention": "component_mcore", "dispatcher": "component_mcore", "cross_entropy": "component_mcore"}
 
 
 class McoreStack:
     """Implements ports.Stack for the small trainer on megatron-core."""
 
     name = "mcore"
+    components = frozenset(FAMILIES)
 
     def __init__(self) -> None:
         self._resolver = Resolver()
@@ -82,7 +84,7 @@ class McoreStack:
             **{k: v for k, v in inputs.items() if k != "component"},
         }
         module = "train_mcore"
-        if kind == "check":
+        if kind == "check" and inputs["component"]:
             component, argument, old, new = inputs["component"]
             module = FAMILIES.get(component, "")
             if not module:
@@ -107,7 +109,7 @@ class McoreStack:
         """Return steps and outcome; what is on disk is untrusted, so a malformed line is an outcome, not a crash."""
         folder, stamp = Path(files.folder), files.stamp
         try:
-            steps = [StepRecord.model_validate(_known(x)) for x in run_files.read_jsonl(folder / run_files.STEPS)]
+            steps = steps_of(folder)
             config = run_files.read_json(folder / run_files.CONFIG) if (folder / run_files.CONFIG).exists() else {}
             told = EffectiveConfig(arguments=config.get("arguments", {}), env=config.get("env", {}), facts={})
         except (ValueError, AttributeError) as error:
@@ -125,7 +127,19 @@ class McoreStack:
             phase=stamp.phase,
             arguments=told.arguments,
             env=told.env if "env" in config else None,
+            **fingerprint_of(folder),
         )
+
+    def in_fp32(self, recipe: Recipe) -> Recipe | None:
+        """Return the same training in fp32; see ports.Stack. Dtypes that a recipe names fall back to fp32 with it."""
+        arguments = recipe.arguments
+        if not arguments.get("bf16") and arguments.get("params_dtype", "fp32") == "fp32":
+            return None
+        if arguments.get("optimizer_cpu_offload") and arguments.get("use_distributed_optimizer"):
+            return None  # fails at run time in fp32 (docs/mcore.md); without either it would be another optimizer path
+        low = [k for k, v in arguments.items() if v == "bf16" and k.endswith("dtype")]
+        kept = {k: v for k, v in arguments.items() if k not in low and k != "bf16"}
+        return Recipe(stack=recipe.stack, arguments=kept, env=recipe.env)
 
     def component(self, files: RunFiles) -> dict[str, Any]:
         """Return what a component test measured."""
@@ -145,6 +159,22 @@ class McoreStack:
     def close(self) -> None:
         """End the resolver."""
         self._resolver.close()
+
+
+def steps_of(folder: Path) -> list[StepRecord]:
+    """Return the steps that a run wrote. Raises ValueError for a line that isn't a step."""
+    return [StepRecord.model_validate(_known(x)) for x in run_files.read_jsonl(folder / run_files.STEPS)]
+
+
+def fingerprint_of(folder: Path) -> dict[str, Any]:
+    """Return what the probe left, or why that can't be used; it is untrusted, like all that a run leaves."""
+    path = folder / run_files.FINGERPRINT
+    if not path.exists():
+        return {"unseen": f"the run left no {run_files.FINGERPRINT}"}
+    try:
+        return {"fingerprint": Fingerprint.model_validate(run_files.read_json(path))}
+    except (ValueError, OSError) as error:
+        return {"unseen": f"{run_files.FINGERPRINT} can't be read: {' '.join(str(error).split())[:200]}"}
 
 
 def _rank_of(path: Path) -> int:
