@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.attuner-ready
 
-.PHONY: quickstart test lint check format lock clean
+.PHONY: quickstart test lint check format lock clean gate-study
 
 quickstart: $(STAMP)
 	$(BIN)/attuner run configs/campaigns/quickstart.yaml
@@ -20,6 +20,11 @@ lint: $(STAMP)
 
 check: lint
 	$(BIN)/pytest -q -m "not slow"
+
+# planted faults and honest runs on real megatron-core, judged by the gate: about an hour on two cores, resumable; writes
+# docs/gate_study (ARGS="--judge-only" judges what is there again, "--only faults", "--limit 50", see tests/faults/study.py)
+gate-study: $(STAMP)
+	$(BIN)/python -m tests.faults.study $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
