@@ -9,11 +9,12 @@ from pathlib import Path
 from attuner.config import load_campaign, load_recipe, load_register, read_yaml
 from attuner.core.campaign import Campaign, Cluster, Device, LauncherSpec, Prepare, ProposerSpec, StackSpec
 from attuner.core.errors import Refused, UserError
-from attuner.core.judgement import Finding, Verdict
+from attuner.core.events import History
+from attuner.core.judgement import ComponentTest, Finding, Verdict
 from attuner.core.recipe import EffectiveConfig, Recipe, Workload
 from attuner.policy.gate import config_look
 from attuner.settings import Settings, load_settings
-from attuner.steps.common import scope_of
+from attuner.steps.common import SHARED_TESTS, scope_of
 
 EXIT = {"admit": 0, "review": 3, "refuse": 4}
 
@@ -62,9 +63,22 @@ def judge(campaign: Campaign, candidate: Recipe, settings: Settings) -> Verdict:
         final,
         subject="candidate",
         recipe=candidate.digest(),
-        tests=[],
+        tests=tests_on_record(settings),
         scope=scope_of(baseline, campaign),
     )
+
+
+def tests_on_record(settings: Settings) -> list[ComponentTest]:
+    """Return the component tests that were made outside campaigns, if this machine has a ledger."""
+    if not settings.ledger.exists():
+        return []
+    from attuner.wiring import open_ledger
+
+    ledger = open_ledger(settings)
+    try:
+        return History(ledger.history(SHARED_TESTS)).component_tests()
+    finally:
+        ledger.close()
 
 
 def frame(base: Path, settings: Settings, *, gpus: int, device: str) -> Campaign:

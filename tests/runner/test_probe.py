@@ -72,6 +72,7 @@ def watched_alone(launch: Launch, checkpoint: tuple[str, Launched]) -> Fingerpri
     return fingerprint(launch(1, load=checkpoint[0], **WATCHED))
 
 
+@pytest.mark.slow
 def test_the_probe_changes_no_number_and_leaves_nothing_behind(
     launch: Launch, checkpoint: tuple[str, Launched], watched_alone: Fingerprint
 ) -> None:
@@ -101,6 +102,7 @@ def test_the_probe_changes_no_number_and_leaves_nothing_behind(
         assert report["left"] == []
 
 
+@pytest.mark.slow
 def test_only_warm_up_is_watched(launch: Launch, checkpoint: tuple[str, Launched]) -> None:
     assert not (checkpoint[1].folder / "fingerprint.json").exists()  # it had no warm-up
     assert [step.step for step in fingerprint(launch(1, load=checkpoint[0])).steps] == [0]

@@ -351,6 +351,7 @@ def test_a_check_that_lost_contact_is_run_once_when_the_score_is_asked_again(tmp
     assert cut.submitted.count(f"{ID}-l07-a1") == 1
 
 
+@pytest.mark.slow  # eight seconds: a campaign for every record
 def test_a_crash_anywhere_between_a_run_and_its_score_pays_for_no_check_twice(tmp_path: Path) -> None:
     whole = probed(tmp_path / "whole", candidates(router(0.06), only="bf16"))
     play(whole.kit(), bf16())
