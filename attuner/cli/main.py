@@ -109,11 +109,13 @@ def _gate_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
 
 def _asked(words: list[str]) -> list[str]:
     """Return the words of `rules explain --some-flag` with that flag as what is asked about: it is no option of ours."""
-    if words[:2] != ["rules", "explain"]:
+    at = next((i for i in range(len(words) - 1) if words[i : i + 2] == ["rules", "explain"]), None)
+    if at is None:
         return words
+    head, rest = words[: at + 2], words[at + 2 :]
     ours = ("--json", "--stack", "--help")
-    flag = next((w for w in words[2:] if w.startswith("--") and w.split("=")[0] not in (*ours, "--")), "")
-    return [*(w for w in words if w != flag), "--", flag] if flag else words
+    flag = next((w for w in rest if w.startswith("--") and w.split("=")[0] not in (*ours, "--")), "")
+    return [*head, *(w for w in rest if w != flag), "--", flag] if flag else words
 
 
 def main(argv: Sequence[str] | None = None) -> int:

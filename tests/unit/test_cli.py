@@ -254,3 +254,9 @@ def test_gate_takes_a_campaign_file_for_its_base(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_gate_admits_another_layout_between_two_recipe_files(tmp_path: Path) -> None:
     assert judged(tmp_path, "--gpus", "2", **LAYOUT) == 0
+
+
+@pytest.mark.parametrize("before", [[], ["--project", str(ROOT)]])
+def test_the_register_explains_a_framework_flag(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*before, "rules", "explain", "--stack", "megatron", "--hidden-dropout"]) == 0
+    assert "MEG-OBJ-027" in capsys.readouterr().out
