@@ -50,7 +50,7 @@ def self_checks(run: Evidence, limits: Limits) -> list[Finding]:
         *_alive(run, seen, first),
         *_replicas(seen),
         *_stale(seen),
-        *_clip(seen, first, limits, run.precision),
+        *(f for step in seen.steps for f in _clip(seen, step, limits, run.precision)),
         *_fits(seen, limits, run.precision),
         *_missing(seen),
     ]
@@ -155,10 +155,10 @@ def _stale(seen: Fingerprint) -> Iterator[Finding]:
                 yield note("refuse", f"stale weights of step {step.step}: {name}", reason, 0, family.stale)
 
 
-def _clip(seen: Fingerprint, first: FirstStep, limits: Limits, precision: str) -> Iterator[Finding]:
-    clip, limit = first.clip, seen.declared.clip_grad
+def _clip(seen: Fingerprint, step: FirstStep, limits: Limits, precision: str) -> Iterator[Finding]:
+    clip, limit, after = step.clip, seen.declared.clip_grad, f", step {step.step}" if step.step else ""
     if clip is None or clip.norm is None or clip.coefficient_min is None or clip.coefficient_max is None:
-        yield note("review", "clip", f"what clipping did was not seen: {seen.missing.get('clip', 'no figures')}")
+        yield note("review", f"clip{after}", f"what clipping did was not seen: {seen.missing.get('clip', 'no figures')}")
         return
     expected = min(1.0, limit / (clip.norm + CLIP_EPSILON)) if limit else 1.0
     applied = _farther(expected, clip)
@@ -169,7 +169,7 @@ def _clip(seen: Fingerprint, first: FirstStep, limits: Limits, precision: str) -
             None if clip.used_norm is None else Measured(clip.norm, clip.used_norm, relative(clip.used_norm, clip.norm)),
         ),
     ):
-        found = judge(key, measured, limits=limits, measure="clip", precision=precision) if measured else None
+        found = judge(key + after, measured, limits=limits, measure="clip", precision=precision) if measured else None
         if found is not None:
             yield _absolute(found)
 
@@ -221,8 +221,9 @@ def _fits_of(seen: Fingerprint, step: FirstStep, limits: Limits, precision: str,
     for key, measure, values in measured:
         if values:
             yield from _fit(key + after, measure, values, limits, precision, rate=rates[0])
-        elif not seen.missing:
-            yield note("review", key + after, "it was not seen")
+        if len(values) < len(families) and not seen.missing:
+            unfitted = sorted({n for n, _ in families} - {m.family for m in values})
+            yield note("review", f"not seen: {key}{after}", f"no figure for {', '.join(unfitted)}")
 
 
 def _fit(key: str, measure: Measure, values: list[Measured], limits: Limits, precision: str, *, rate: float) -> Iterator[Finding]:
@@ -253,7 +254,7 @@ def _share(name: str, family: Family) -> Measured:
 def _missing(seen: Fingerprint) -> Iterator[Finding]:
     for what, why in sorted(seen.missing.items()):
         yield note("review", f"not seen: {what}", f"the probe could not see {what}: {why}")
-    first = seen.steps[0]
-    for what, there in (("optimizer groups", first.groups), ("census of dtypes", first.census)):
-        if not there and what not in seen.missing:
-            yield note("review", f"not seen: {what}", f"the probe could not see {what}")
+    for what, field in (("optimizer groups", "groups"), ("census of dtypes", "census")):
+        blind = [s.step for s in seen.steps if not getattr(s, field)]
+        if blind and what not in seen.missing:
+            yield note("review", f"not seen: {what}", f"the probe could not see {what} in steps {blind}")

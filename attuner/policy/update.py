@@ -95,7 +95,7 @@ def _differences(base: Evidence, candidate: Evidence, old: Fingerprint, new: Fin
     if not pairs or pairs[0][0].step != 0:
         return [note("review", "third look", "the two runs have no observed step 0 in common")]
     first_old, first_new = pairs[0]
-    out = [*_frame(old, new), *_families(first_old, first_new)]
+    out = [*_frame(old, new), *_first_bad([list(_families(a, b)) for a, b in pairs])]
     if old.precision != new.precision:
         return out  # nothing else can be the same
     out += _weights(first_old, first_new)
