@@ -127,7 +127,7 @@ def test_it_launches_nothing() -> None:
 
 def test_resolving_in_the_image_takes_one_cpu_and_no_device(tmp_path: Path) -> None:
     stack = MegatronStack()
-    job = stack.resolve_job([Recipe(stack="megatron", arguments={"lr": 1})], campaign(), source="/root/Megatron-LM")
+    job = stack.resolve_job([Recipe(stack="megatron", arguments={"lr": 1})], campaign(), source="/opt/Megatron-LM")
     assert (job.resource, job.gpus, job.torchrun, job.module) == ("CPU", 1, False, "resolve_megatron")
     assert job.job["requests"][0]["arguments"] == {"lr": 1}
     told = {"versions": {"megatron_core": "0.16.1"}, "answers": [answer(), {"ok": False, "error": "no"}]}
