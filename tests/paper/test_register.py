@@ -6,7 +6,6 @@ A gate fault becomes a row here for ever. One resolver process serves the whole 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -21,9 +20,6 @@ from attuner.policy.conditions import holds
 from attuner.policy.gate import config_look
 from attuner.stacks.mcore.stack import McoreStack
 from attuner.steps.common import scope_of
-
-if find_spec("megatron") is None:
-    pytest.skip("megatron-core is not installed", allow_module_level=True)
 
 BASE: dict[str, Any] = {
     **{"num_layers": 4, "hidden_size": 192, "num_attention_heads": 4, "ffn_hidden_size": 384},
