@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,6 +10,7 @@ from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.events import Event, History
 from attuner.core.fingerprint import Fingerprint
+from attuner.core.lesson import CampaignSummary, Lesson
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import Attempt, RankStep, StepRecord
 from attuner.core.search import Hypothesis, Stop
@@ -227,13 +228,17 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Brief:
-    """All that a proposer sees: the campaign, its past (a copy), and the lever catalog."""
+    """All that a proposer sees: the campaign, its past (a copy), the lever catalog, and what earlier campaigns taught."""
 
     campaign: Campaign
     levers: list[dict[str, Any]]
     remaining_gpu_hours: float
     next_id: str
     history: History
+    lessons: list[Lesson] = field(default_factory=list)
+    summaries: list[CampaignSummary] = field(default_factory=list)
+    source: str = ""
+    """Folder of the framework's pinned source that the proposer may read; '' if there is none."""
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,14 @@ class Device(Record):
     threads: int = Field(default=1, gt=0, description="compute threads of a CPU device")
 
 
+class Figure(Record):
+    """One published or measured figure of a machine, with where it is from."""
+
+    value: float
+    source: str
+    note: str = ""
+
+
 class Cluster(Record):
     """Where launches run: the Ray resource that stands for a device, and how many there are."""
 
@@ -48,20 +56,47 @@ class Cluster(Record):
     devices_per_node: int = Field(gt=0)
     device: Device = Device()
     env: dict[str, str] = Field(default_factory=dict, description="environment that the launcher adds to every job")
+    figures: dict[str, Figure] = Field(
+        default_factory=dict, description="speeds and sizes for the estimate, by name (attuner/estimate/hardware.py lists them)"
+    )
 
 
 class LauncherSpec(Record):
-    """Which adapter launches, on which cluster."""
+    """Which adapter launches, on which cluster; `table` and `seed` are the replay launcher's."""
 
     name: str
     cluster: Cluster
+    table: str = Field(default="", description="replay: the table of trials that is played, a .csv file or an exported campaign")
+    seed: int = Field(default=0, description="replay: seeds the noise")
 
 
 class ProposerSpec(Record):
-    """Which proposer searches; `script` is the scripted proposer's list of moves."""
+    """Which proposer searches, with its settings; `script` is the scripted proposer's list of moves."""
 
     name: str
     script: list[dict[str, object]] = Field(default_factory=list)
+    seed: int = Field(default=0, description="random, tpe, fixed_knobs")
+    prefilter: bool = Field(default=False, description="random, tpe, fixed_knobs: skip what the estimate holds back")
+    model: str = Field(default="", description="claude: name of the model")
+    max_usd: float = Field(default=0.0, ge=0, description="claude: dollars that a campaign may spend on it")
+    arm: str = Field(
+        default="full", description="claude: full, bare, no_catalog, no_diagnosis, public_guide, fixed_knobs or committee"
+    )
+    base_url: str = Field(default="", description="claude: another server that speaks the Messages API")
+    effort: str = Field(default="", description="claude: low, medium, high; '' is the model's default")
+
+
+class EstimateSpec(Record):
+    """What the estimate may do beside predicting."""
+
+    hold_back: bool = Field(default=True, description="don't launch what surely runs out of memory or can't pay for itself")
+
+
+class EarlyStop(Record):
+    """When a running trial that is surely slower than the leader is ended."""
+
+    enabled: bool = True
+    confidence: float = Field(default=0.999, gt=0.5, lt=1, description="of the sequential test, over a whole launch")
 
 
 class Budget(Record):
@@ -135,6 +170,8 @@ class Campaign(Record):
     remeasure: Remeasure = Remeasure()
     launch: LaunchLimits = LaunchLimits()
     prepare: Prepare = Prepare()
+    estimate: EstimateSpec = EstimateSpec()
+    early_stop: EarlyStop = EarlyStop()
     register_lock: str = ""
     source_file: str = ""
 

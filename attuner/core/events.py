@@ -9,7 +9,7 @@ from attuner.core.campaign import Campaign
 from attuner.core.judgement import Calibration, ComponentTest, Remeasurement, Score, Shipment, Verdict
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import Attempt, Launch, Settlement, StepBreakdown, Trial
-from attuner.core.search import Hypothesis, Stop
+from attuner.core.search import Forecast, Hypothesis, Stop
 
 R = TypeVar("R", bound=Record)
 
@@ -119,6 +119,10 @@ class History:
     def hypothesis(self, hypothesis_id: str) -> Hypothesis | None:
         """Return one hypothesis."""
         return self.find("hypothesis", hypothesis_id, Hypothesis)
+
+    def forecast(self, hypothesis_id: str) -> Forecast | None:
+        """Return what the estimate said of a hypothesis before its launch, if it could say anything."""
+        return self.find("forecast", hypothesis_id, Forecast)
 
     def verdict(self, subject: str) -> Verdict | None:
         """Return the verdict on a hypothesis id, on `launch#attempt` (second look) or `launch#attempt:update` (third)."""

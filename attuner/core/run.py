@@ -10,7 +10,7 @@ from attuner.core.base import Record
 from attuner.core.fingerprint import Fingerprint
 
 LaunchKind = Literal["prepare", "calibrate", "search", "check", "remeasure"]
-TrialStatus = Literal["ok", "oom", "hang", "crash", "infrastructure"]
+TrialStatus = Literal["ok", "oom", "hang", "crash", "infrastructure", "stopped_early"]
 
 
 class Launch(Record):
@@ -134,7 +134,7 @@ class Evidence(Record):
 
 
 class RankStep(Record):
-    """Where one profiled step of one rank went; the four parts add up to `step_s`."""
+    """Where one profiled step of one rank went; compute, exposed comm, copies, host and idle add up to `step_s`."""
 
     rank: int
     step: int
@@ -144,7 +144,16 @@ class RankStep(Record):
     host_s: float
     idle_s: float
     overlapped_comm_s: float = 0.0
+    copy_s: float = Field(default=0.0, description="memory copies with nothing else under way")
     comm_by_kind: dict[str, float] = Field(default_factory=dict, description="exposed seconds by collective")
+    comm_by_group: dict[str, float] = Field(
+        default_factory=dict, description="exposed seconds by group: tensor, data, expert, pipeline, context, unknown"
+    )
+    hidden_by_group: dict[str, float] = Field(default_factory=dict, description="hidden seconds by group")
+    detail: dict[str, float] = Field(
+        default_factory=dict,
+        description="seconds inside those parts, where the source tells: forward, backward, recompute, optimizer, bubble, straggler",
+    )
 
 
 class StepBreakdown(Record):
@@ -155,13 +164,24 @@ class StepBreakdown(Record):
     rank_steps: list[RankStep]
 
     def shares(self) -> dict[str, float]:
-        """Return mean fractions of the step: compute, exposed_comm, host, idle."""
+        """Return mean fractions of the step: compute, exposed_comm, copy, host, idle."""
         total = sum(r.step_s for r in self.rank_steps) or 1.0
-        parts = {"compute": "compute_s", "exposed_comm": "exposed_comm_s", "host": "host_s", "idle": "idle_s"}
+        parts = {name: f"{name}_s" for name in ("compute", "exposed_comm", "copy", "host", "idle")}
         return {name: sum(getattr(r, field) for r in self.rank_steps) / total for name, field in parts.items()}
 
     def comm_shares(self) -> dict[str, float]:
         """Return exposed communication by collective, as fractions of the step."""
         total = sum(r.step_s for r in self.rank_steps) or 1.0
-        kinds = sorted({k for r in self.rank_steps for k in r.comm_by_kind})
-        return {k: sum(r.comm_by_kind.get(k, 0.0) for r in self.rank_steps) / total for k in kinds}
+        return _summed([r.comm_by_kind for r in self.rank_steps], total)
+
+    def group_shares(self) -> dict[str, float]:
+        """Return exposed communication by group (tensor, data, expert, …), as fractions of the step."""
+        return _summed([r.comm_by_group for r in self.rank_steps], sum(r.step_s for r in self.rank_steps) or 1.0)
+
+    def detail_shares(self) -> dict[str, float]:
+        """Return what the source tells beside the parts (recompute, optimizer, bubble, …), as fractions of the step."""
+        return _summed([r.detail for r in self.rank_steps], sum(r.step_s for r in self.rank_steps) or 1.0)
+
+
+def _summed(parts: list[dict[str, float]], total: float) -> dict[str, float]:
+    return {k: sum(p.get(k, 0.0) for p in parts) / total for k in sorted({k for p in parts for k in p})}

@@ -14,7 +14,7 @@ from attuner.core.judgement import Decision, Finding, Score, Verdict, worst
 from attuner.core.run import Launch, Trial
 from attuner.core.search import Hypothesis
 
-Outcome = Literal["ok", "oom", "hang", "crash", "infrastructure", "running", "refused", "not launched"]
+Outcome = Literal["ok", "oom", "hang", "crash", "infrastructure", "stopped_early", "running", "refused", "not launched"]
 
 OUTCOME_WORDS: dict[str, str] = {
     "ok": "ran",
