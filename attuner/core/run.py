@@ -152,7 +152,7 @@ class RankStep(Record):
     hidden_by_group: dict[str, float] = Field(default_factory=dict, description="hidden seconds by group")
     detail: dict[str, float] = Field(
         default_factory=dict,
-        description="seconds inside those parts, where the source tells: forward, backward, recompute, optimizer, bubble, straggler",
+        description="seconds inside them, where the source tells: forward, backward, recompute, optimizer, bubble, straggler",
     )
 
 

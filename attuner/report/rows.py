@@ -22,6 +22,7 @@ OUTCOME_WORDS: dict[str, str] = {
     "hang": "hang",
     "crash": "crash",
     "infrastructure": "lost machine",
+    "stopped_early": "stopped early",
     "running": "running",
     "refused": "refused, not launched",
     "not launched": "not launched",
