@@ -18,7 +18,10 @@ from pydantic import BaseModel, ValidationError
 from attuner.core.base import canonical_json
 from attuner.core.campaign import OBSERVED_STEPS, Campaign, Cluster
 from attuner.core.errors import UserError
+from attuner.core.lesson import Lesson
+from attuner.core.message import ModelPrice
 from attuner.core.recipe import Recipe
+from attuner.policy import lessons
 from attuner.policy.conditions import check_condition
 from attuner.policy.register import Register, build_register
 from attuner.policy.zones import Limits, Tolerance, build_limits
@@ -34,6 +37,9 @@ LEVERS = "levers.yaml"
 TOLERANCES = "tolerances.yaml"
 ARGUMENTS = "arguments.txt"
 LOCK = "LOCK"
+PRICES = "prices"
+REPLAY = "replay"
+"""Stack and launcher that play a table; nothing is trained then."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -130,6 +136,11 @@ def load_recipe(path: Path) -> Recipe:
     return parse(Recipe, read_yaml(path), path)
 
 
+def load_cluster(path: Path) -> Cluster:
+    """Read a cluster file: devices, and the figures that the estimate starts from."""
+    return parse(Cluster, read_yaml(path), path)
+
+
 def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
     """Read a campaign file with the recipe and the cluster it names; ids and digests come at birth.
 
@@ -152,16 +163,45 @@ def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
     launcher = body["launcher"]
     if isinstance(launcher, dict) and isinstance(launcher.get("cluster"), str):
         file = _find(launcher["cluster"], path, roots)
-        body["launcher"] = {**launcher, "cluster": parse(Cluster, read_yaml(file), file).data()}
-    campaign = parse(Campaign, {**body, "source_file": str(path)}, path)
+        launcher = body["launcher"] = {**launcher, "cluster": load_cluster(file).data()}
+    if isinstance(launcher, dict) and isinstance(launcher.get("table"), str) and launcher["table"]:
+        body["launcher"] = {**launcher, "table": str(_find(launcher["table"], path, roots).resolve())}
+    campaign = _priced(parse(Campaign, {**body, "source_file": str(path)}, path), path, configs)
     _check_probe(campaign, path)
     return campaign
 
 
+def _priced(campaign: Campaign, path: Path, configs: Path | None) -> Campaign:
+    """Return the campaign with the price of its model, which stays what it was at birth.
+
+    Raises:
+        UserError: nobody says what the model costs.
+    """
+    spec = campaign.proposer
+    if spec.name != "claude" or spec.price is not None or configs is None:
+        return campaign
+    prices = {
+        name: price for file in sorted((configs / PRICES).glob("*.yaml")) for name, price in (read_yaml(file) or {}).items()
+    }
+    if spec.model not in prices:
+        raise UserError(
+            f"{path}: proposer.model: {spec.model or 'none'}: its price is not known; add it to {configs / PRICES}, or write "
+            f"proposer.price; known: {', '.join(sorted(prices))}"
+        )
+    price = parse(ModelPrice, prices[spec.model], f"{configs / PRICES}: {spec.model}")
+    return campaign.model_copy(update={"proposer": spec.model_copy(update={"price": price})})
+
+
 def _check_probe(campaign: Campaign, path: Path) -> None:
     """Raise UserError if the third look could not be taken. Not part of the record: campaigns on record stay readable."""
+    if (campaign.stack.name == REPLAY) != (campaign.launcher.name == REPLAY):
+        raise UserError(
+            f"{path}: launcher.name: stack {REPLAY} and launcher {REPLAY} play a table together; name both or neither"
+        )
+    if campaign.launcher.name == REPLAY and campaign.gate.probe != "optional":
+        raise UserError(f"{path}: gate.probe: a replayed table has no gradients to look at; make it optional")
     if campaign.gate.probe == "optional":
-        if campaign.launcher.name != "replay":
+        if campaign.launcher.name != REPLAY:
             raise UserError(
                 f"{path}: gate.probe: optional is for replayed tables, which hold no gradients; "
                 f"launcher {campaign.launcher.name} runs real training: take it out"
@@ -222,6 +262,10 @@ def load_levers(rules_dir: Path, stack: str) -> list[dict[str, Any]]:
         missing = needed - set(lever)
         if missing:
             raise UserError(f"{file}: lever {lever.get('id', '?')}: {', '.join(sorted(missing))}: is missing; add it")
+        forces = lever.get("forces", {})
+        if not isinstance(forces, dict) or not all(isinstance(x, list) and x for x in forces.values()):
+            raise UserError(f"{file}: lever {lever['id']}: forces: is an argument with the list of those that it forces")
+        _check_space(lever, file)
         for option in lever["options"]:
             foreign = set(option["set"]) - set(lever["changes"])
             if foreign:
@@ -232,6 +276,46 @@ def load_levers(rules_dir: Path, stack: str) -> list[dict[str, Any]]:
                 except ValueError as error:
                     raise UserError(f"{file}: lever {lever['id']}: {error}") from None
     return list(levers)
+
+
+def load_lessons(lessons_dir: Path, stack: str) -> list[Lesson]:
+    """Return the lessons written for a stack, those for every stack first; empty if there are none.
+
+    Raises:
+        UserError: an entry is malformed, or two share an id; the line names file, lesson and key.
+    """
+    found: dict[str, Lesson] = {}
+    for file in [*sorted(lessons_dir.glob("*.yaml")), *sorted((lessons_dir / stack).glob("*.yaml"))]:
+        entries = read_yaml(file)
+        if not isinstance(entries, list):
+            raise UserError(f"{file}: expected a list of lessons")
+        for entry in entries:
+            name = entry.get("id", "?") if isinstance(entry, dict) else "?"
+            lesson = parse(Lesson, entry, f"{file}: lesson {name}")
+            if wrong := lessons.problems(lesson):
+                raise UserError(f"{file}: lesson {name}: {wrong[0]}")
+            if lesson.id in found:
+                raise UserError(f"{file}: lesson {name} stands twice; give one another id")
+            found[lesson.id] = lesson
+    return list(found.values())
+
+
+def _check_space(lever: dict[str, Any], file: Path) -> None:
+    """Raise UserError for a lever whose `space` (values to try) or `follows` (what is set with them) can't be meant."""
+    where = f"{file}: lever {lever['id']}"
+    space, follows = lever.get("space", {}), lever.get("follows", [])
+    if not isinstance(space, dict) or not all(isinstance(x, list) and x for x in space.values()):
+        raise UserError(f"{where}: space: is an argument with the list of its values")
+    if not isinstance(follows, list) or not all(isinstance(x, dict) and set(x) == {"when", "set"} for x in follows):
+        raise UserError(f"{where}: follows: is a list of entries with `when` and `set`")
+    foreign = {*space, *(name for x in follows for name in x["set"])} - set(lever["changes"])
+    if foreign:
+        raise UserError(f"{where}: {', '.join(sorted(foreign))}: in space or follows, but not among `changes`")
+    for entry in follows:
+        try:
+            check_condition(entry["when"])
+        except ValueError as error:
+            raise UserError(f"{where}: follows: {error}") from None
 
 
 def load_tolerances(rules_dir: Path, stack: str) -> Limits:

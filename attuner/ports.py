@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -40,6 +41,14 @@ class JobState(Record):
     def done(self) -> bool:
         """Tell whether the attempt holds no device any more."""
         return self.phase in ("succeeded", "failed", "stopped") or self.gone
+
+
+class Answer(Record):
+    """What a question in SQL was answered; `cut` where there were more rows."""
+
+    columns: list[str]
+    rows: list[list[Any]]
+    cut: bool = False
 
 
 class Stamp(Record):
@@ -171,6 +180,13 @@ class Ledger(Protocol):
         """Return the ids of all campaigns, oldest first."""
         ...
 
+    def ask(self, events: list[Event], sql: str) -> Answer:
+        """Return what one SELECT says of a copy of these events and the ledger's views on them; it can touch nothing.
+
+        Raises UserError for SQL that is wrong, writes, or takes too long.
+        """
+        ...
+
     def claim(self, campaign_id: str) -> int:
         """Take the campaign's lease and return its fencing number. Raises Refused if a live process holds it."""
         ...
@@ -209,8 +225,10 @@ class Clock(Protocol):
 
 
 __all__ = [
+    "Answer",
     "Brief",
     "Clock",
+    "Desk",
     "Event",
     "JobSpec",
     "JobState",
@@ -226,6 +244,10 @@ __all__ = [
 ]
 
 
+Desk = Callable[[str, dict[str, Any]], Any]
+"""Asks fixed code by name and input, both plain JSON, and returns a JSON answer. Raises Refused or UserError."""
+
+
 @dataclass(frozen=True)
 class Brief:
     """All that a proposer sees: the campaign, its past (a copy), the lever catalog, and what earlier campaigns taught."""
@@ -238,7 +260,9 @@ class Brief:
     lessons: list[Lesson] = field(default_factory=list)
     summaries: list[CampaignSummary] = field(default_factory=list)
     source: str = ""
-    """Folder of the framework's pinned source that the proposer may read; '' if there is none."""
+    """Folders of the framework's pinned source that the proposer may read, joined as in PATH; '' if there is none."""
+    desk: Desk | None = None
+    """Answers what only fixed code may do for a proposer (steps/desk.py lists it); None: nobody answers."""
 
 
 @dataclass(frozen=True)
@@ -253,3 +277,7 @@ class Kit:
     folder: Path
     rules_dir: Path
     watch: Watch
+    lessons_dir: Path | None = None
+    """configs/lessons/ of the project; None: this campaign is taught nothing."""
+    source: str = ""
+    """Folders of the framework's pinned source, joined as in PATH; '' if there is none to look into."""

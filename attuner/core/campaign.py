@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from attuner.core.base import Record, Value
+from attuner.core.message import ModelPrice
 from attuner.core.recipe import Recipe, Workload
 
 OBSERVED_STEPS = 2
@@ -66,7 +67,7 @@ class LauncherSpec(Record):
 
     name: str
     cluster: Cluster
-    table: str = Field(default="", description="replay: the table of trials that is played, a .csv file or an exported campaign")
+    table: str = Field(default="", description="replay: the table that is played: its description, or an exported campaign's .csv")
     seed: int = Field(default=0, description="replay: seeds the noise")
 
 
@@ -76,6 +77,9 @@ class ProposerSpec(Record):
     name: str
     script: list[dict[str, object]] = Field(default_factory=list)
     seed: int = Field(default=0, description="random, tpe, fixed_knobs")
+    space: dict[str, list[Value]] = Field(
+        default_factory=dict, description="values to try of each argument; default: what levers.yaml says under `space`"
+    )
     prefilter: bool = Field(default=False, description="random, tpe, fixed_knobs: skip what the estimate holds back")
     model: str = Field(default="", description="claude: name of the model")
     max_usd: float = Field(default=0.0, ge=0, description="claude: dollars that a campaign may spend on it")
@@ -84,6 +88,7 @@ class ProposerSpec(Record):
     )
     base_url: str = Field(default="", description="claude: another server that speaks the Messages API")
     effort: str = Field(default="", description="claude: low, medium, high; '' is the model's default")
+    price: ModelPrice | None = Field(default=None, description="claude: of the model; read from configs/prices/ if not given")
 
 
 class EstimateSpec(Record):

@@ -28,6 +28,15 @@ class Event(Record):
     prev: str
     hash: str
 
+    def read(self, model: type[R]) -> R:
+        """Return the row's record, parsed once: it is frozen, and a trial with what the probe saw is long."""
+        # kept beside the fields, as functools.cached_property would: no part of equality, of the data or of the digest
+        of, known = self.__dict__.get("_parsed", (None, None))
+        if of is not self.record or not isinstance(known, model):
+            known = model.model_validate(self.record)
+            self.__dict__["_parsed"] = (self.record, known)
+        return known
+
 
 def attempt_key(launch_id: str, attempt: int) -> str:
     """Return the ledger key of one attempt."""
@@ -45,25 +54,17 @@ class History:
     def __init__(self, events: list[Event]) -> None:
         self.events = events
         self._last: dict[str, dict[str, Event]] = {}
-        self._parsed: dict[tuple[int, type[Record]], Record] = {}
         for event in events:
             self._last.setdefault(event.kind, {})[event.key] = event
 
     def find(self, kind: str, key: str, model: type[R]) -> R | None:
         """Return the record that holds for (kind, key), or None."""
         event = self._last.get(kind, {}).get(key)
-        return self._read(event, model) if event else None
-
-    def _read(self, event: Event, model: type[R]) -> R:
-        """Parse a record once: it is frozen, and a trial with what the probe saw is long."""
-        known = self._parsed.get((event.n, model))
-        if not isinstance(known, model):
-            known = self._parsed[event.n, model] = model.model_validate(event.record)
-        return known
+        return event.read(model) if event else None
 
     def all(self, kind: str, model: type[R]) -> list[R]:
         """Return the records of a kind, in the order in which their keys first appeared."""
-        return [self._read(e, model) for e in self._last.get(kind, {}).values()]
+        return [e.read(model) for e in self._last.get(kind, {}).values()]
 
     def campaign(self) -> Campaign:
         """Return the campaign as it was born."""

@@ -49,3 +49,10 @@ class CampaignSummary(Record):
     spent_gpu_hours: float
     moves: list[str] = Field(default_factory=list, description="one line per launch: group, title, predicted, outcome")
     leader: dict[str, Value] = Field(default_factory=dict, description="the leader's arguments that differ from the baseline's")
+
+
+class Taught(Record):
+    """What a campaign was given to read before its first move; recorded once, so that a resume reads the same."""
+
+    lessons: list[Lesson] = Field(default_factory=list)
+    summaries: list[CampaignSummary] = Field(default_factory=list)

@@ -1,4 +1,6 @@
-"""What was run: Launch (decided), Attempt (submitted), Settlement (charged), Trial (what came of it), Evidence, StepBreakdown."""
+"""What was run: Launch (decided), Attempt (submitted), Settlement (charged), EarlyEnd (ended on purpose), Trial (what came of
+it), Evidence, StepBreakdown.
+"""
 
 from __future__ import annotations
 
@@ -53,6 +55,15 @@ class Settlement(Record):
     detail: str = Field(default="", description="the launcher's last word on the job")
     lost: bool = Field(default=False, description="the allocation was proved gone")
     interrupted: bool = Field(default=False, description="stopped together with its campaign; a resume tries afresh")
+
+
+class EarlyEnd(Record):
+    """A running attempt that was ended before its last step; recorded before its job is stopped."""
+
+    launch_id: str
+    attempt: int
+    step: int = Field(description="the last step that was seen")
+    cause: str
 
 
 class StepRecord(Record):

@@ -12,6 +12,9 @@ from attuner.core.search import Hypothesis
 NO_LAUNCH_LIMIT = 10
 """Hypotheses in a row that launched nothing before the search ends. Source: ATTUNE, table D3 (`no launch`)."""
 MAX_VALUE_LENGTH = 200
+BLACK_BOX = ("random", "tpe", "fixed_knobs")
+"""Proposers that know no levers: they set values of the catalog at once, as group `point`."""
+OPEN, POINT = "open", "point"
 
 
 def candidate(history: History, hypothesis: Hypothesis) -> Recipe:
@@ -26,10 +29,11 @@ def candidate(history: History, hypothesis: Hypothesis) -> Recipe:
     return history.recipe(parent.recipe).changed(hypothesis.arguments, hypothesis.env)
 
 
-def check_group(hypothesis: Hypothesis, levers: list[dict[str, Any]]) -> None:
+def check_group(hypothesis: Hypothesis, levers: list[dict[str, Any]], *, proposer: str = "") -> None:
     """Raise Refused unless the hypothesis changes exactly one lever group, or `open` with one argument or variable.
 
-    `open` may carry what its one argument forces, named in a lever's `forces`; here that is nothing beyond it.
+    `open` may carry what its one argument forces: what a lever lists for it under `forces`. A black-box proposer, which knows
+    no levers, may set any values of the catalog at once: group `point`.
     """
     changed = [*hypothesis.arguments, *(f"env:{k}" for k in hypothesis.env)]
     if not changed:
@@ -37,10 +41,15 @@ def check_group(hypothesis: Hypothesis, levers: list[dict[str, Any]]) -> None:
     for key, value in {**hypothesis.arguments, **hypothesis.env}.items():
         if isinstance(value, str) and len(value) > MAX_VALUE_LENGTH:
             raise Refused(f"{hypothesis.id}: the value of {key} is longer than {MAX_VALUE_LENGTH} characters")
-    if hypothesis.group == "open":
-        if len(changed) > 1:
-            raise Refused(f"{hypothesis.id}: `open` changes one argument or variable, not {', '.join(changed)}")
-        return
+    if hypothesis.group == OPEN:
+        _check_open(hypothesis, changed, levers)
+    elif hypothesis.group == POINT:
+        _check_point(hypothesis, changed, levers, proposer)
+    else:
+        _check_lever(hypothesis, changed, levers)
+
+
+def _check_lever(hypothesis: Hypothesis, changed: list[str], levers: list[dict[str, Any]]) -> None:
     lever = next((x for x in levers if x["id"] == hypothesis.group), None)
     if lever is None:
         known = ", ".join(x["id"] for x in levers)
@@ -48,6 +57,31 @@ def check_group(hypothesis: Hypothesis, levers: list[dict[str, Any]]) -> None:
     foreign = [k for k in changed if k not in lever["changes"]]
     if foreign:
         raise Refused(f"{hypothesis.id}: {', '.join(foreign)} is not part of lever group {hypothesis.group}: one group at a time")
+
+
+def _check_open(hypothesis: Hypothesis, changed: list[str], levers: list[dict[str, Any]]) -> None:
+    if len(changed) > 1 and not any(set(changed) <= {name, *forced(levers, name)} for name in changed):
+        raise Refused(
+            f"{hypothesis.id}: `open` changes one argument or variable and what it forces, not {', '.join(changed)}; "
+            f"no lever says under `forces` that one of them forces the others"
+        )
+
+
+def _check_point(hypothesis: Hypothesis, changed: list[str], levers: list[dict[str, Any]], proposer: str) -> None:
+    if proposer not in BLACK_BOX:
+        raise Refused(
+            f"{hypothesis.id}: `point` is for black-box proposers ({', '.join(BLACK_BOX)}), not {proposer or 'a person'}: "
+            f"one group at a time"
+        )
+    catalogued = {name for lever in levers for name in lever["changes"]}
+    foreign = [k for k in changed if k not in catalogued]
+    if foreign:
+        raise Refused(f"{hypothesis.id}: {', '.join(foreign)} is in no lever group: `point` sets values of the catalog only")
+
+
+def forced(levers: list[dict[str, Any]], name: str) -> set[str]:
+    """Return the arguments that an argument forces, by the word of any lever (`forces: {argument: [others]}`)."""
+    return {other for lever in levers for other in lever.get("forces", {}).get(name, ())}
 
 
 def failed_before(history: History, recipe: str) -> str:
@@ -68,8 +102,10 @@ def check_recipe(history: History, recipe: str) -> None:
     """Raise Refused for a recipe that failed, or was measured, unchanged."""
     failed = failed_before(history, recipe)
     if failed:
-        cause = history.trial(failed)
-        raise Refused(f"this recipe failed in {failed} ({cause.status if cause else ''}) and is not launched again unchanged")
+        trial = history.trial(failed)
+        status = trial.status if trial else ""
+        how = "was stopped early in" if status == "stopped_early" else "failed in"
+        raise Refused(f"this recipe {how} {failed} ({status}) and is not launched again unchanged")
     done = [
         x.id for x in history.launches() if x.recipe == recipe and x.kind in ("calibrate", "search") and not _lost(history, x.id)
     ]

@@ -1,19 +1,24 @@
-"""gate: the first look at a hypothesis, before anything is launched; an admitted one becomes a decided launch."""
+"""gate: the first look at a hypothesis, before anything is launched; an admitted one becomes a decided launch, unless the
+estimate holds it back: it surely runs out of memory, or can't pay for itself.
+"""
 
 from __future__ import annotations
 
 from attuner.config import load_levers, load_register
 from attuner.core.base import Value
-from attuner.core.errors import BudgetExceeded, Refused
+from attuner.core.errors import BudgetExceeded, Refused, UserError
 from attuner.core.events import History
-from attuner.core.judgement import ComponentTest, Finding, Verdict
+from attuner.core.judgement import ComponentTest, Finding, Note, Verdict
 from attuner.core.recipe import EffectiveConfig, Recipe
-from attuner.core.search import Hypothesis
-from attuner.policy import conduct
+from attuner.core.search import Forecast, Hypothesis
+from attuner.policy import conduct, hold_back
 from attuner.policy import gate as policy
 from attuner.ports import Kit
 from attuner.steps.common import check_lock, decide, past, put, put_recipe, scope_of, shared_tests
 from attuner.steps.launch import launch
+
+NO_ESTIMATE = "estimate"
+"""Key of the note that says why a campaign has no estimate."""
 
 
 def gate(kit: Kit, campaign_id: str, hypothesis_id: str) -> Verdict:
@@ -63,7 +68,8 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
     campaign = history.campaign()
     rule, digest = "conduct", ""
     try:
-        conduct.check_group(hypothesis, load_levers(kit.rules_dir, campaign.stack.name))
+        levers = load_levers(kit.rules_dir, campaign.stack.name)
+        conduct.check_group(hypothesis, levers, proposer=campaign.proposer.name)
         candidate = conduct.candidate(history, hypothesis)
         digest = candidate.digest()
         conduct.check_recipe(history, digest)
@@ -73,6 +79,9 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
         return _refused(rule, hypothesis.id, str(error), digest, [])
     put_recipe(kit, campaign_id, candidate, effective)
     verdict = look(kit, past(kit, campaign_id), effective, subject=hypothesis.id, recipe=digest)
+    held = held_back(kit, campaign_id, hypothesis, candidate, effective)
+    if held and verdict.decision != "refuse":
+        return _refused("held_back", hypothesis.id, held, digest, list(verdict.findings))
     if verdict.decision == "review" and campaign.gate.component_tests == "auto":
         register = load_register(kit.rules_dir, campaign.stack.name)
         for component, argument, old, new in policy.missing_tests(register, verdict):
@@ -81,6 +90,49 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
             component_test(kit, campaign_id, candidate, effective, component=component, argument=argument, old=old, new=new)
         verdict = look(kit, past(kit, campaign_id), effective, subject=hypothesis.id, recipe=digest)
     return verdict
+
+
+def held_back(kit: Kit, campaign_id: str, hypothesis: Hypothesis, candidate: Recipe, effective: EffectiveConfig) -> str:
+    """Record what the estimate expects of a candidate; return why it is better not launched, in figures, or ''.
+
+    Where no estimate is possible one note per campaign (or, of one candidate, one of its own) says why; nothing is held back.
+    """
+    history = past(kit, campaign_id)
+    forecast = history.forecast(hypothesis.id)
+    if forecast is None and history.leader():
+        forecast = _forecast(kit, history, hypothesis, candidate, effective)
+    if forecast is None or not forecast.held or not history.campaign().estimate.hold_back:
+        return ""
+    return forecast.why
+
+
+def _forecast(
+    kit: Kit, history: History, hypothesis: Hypothesis, candidate: Recipe, effective: EffectiveConfig
+) -> Forecast | None:
+    from attuner.estimate.forecast import Forecaster  # here, so that the first look alone answers at once
+
+    campaign, leader, key = history.campaign(), history.leader(), NO_ESTIMATE
+    try:
+        forecaster = Forecaster.of(history, campaign)
+        key = f"{NO_ESTIMATE} {hypothesis.id}"
+        forecast = forecaster.forecast(hypothesis.id, candidate, effective.arguments, leader)
+    except (UserError, Refused) as error:
+        if history.find("note", key, Note) is None:
+            put(kit, campaign.id, "note", key, Note(text=f"no {key}: {error}"))
+        return None
+    forecast = hold_back.weighed(
+        forecast,
+        memory=forecaster.surely_oom(effective.arguments) if forecast.held else "",
+        parent=history.trial(hypothesis.parent),
+        unknown=hold_back.unmodelled(_recipe_of(history, leader), candidate),
+    )
+    put(kit, campaign.id, "forecast", hypothesis.id, forecast)
+    return forecast
+
+
+def _recipe_of(history: History, launch_id: str) -> Recipe:
+    launch = history.launch(launch_id)
+    return history.recipe(launch.recipe) if launch else history.campaign().baseline
 
 
 def look(kit: Kit, history: History, effective: EffectiveConfig, *, subject: str, recipe: str) -> Verdict:

@@ -2,7 +2,7 @@
 
 A failed run is data: it comes back as a Trial with its cause and cost. Contact lost raises Transient, and the next call
 attaches to the same attempt. An allocation proved gone closes the attempt, charged to its last heartbeat, and opens one
-more; a second loss is a Trial with cause infrastructure.
+more; a second loss is a Trial with cause infrastructure. A search trial that is surely slower than the leader is ended early.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from attuner.core.events import History, attempt_key
 from attuner.core.run import Attempt, Launch, Settlement, Trial
 from attuner.policy import budget
 from attuner.ports import JobSpec, JobState, Kit, RunFiles
+from attuner.steps import early
 from attuner.steps.common import past, put
 
 POLL_S = 0.25
@@ -46,7 +47,7 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
             return _record_trial(kit, campaign_id, closed, history)
         attempt = _open_attempt(kit, campaign_id, history, decided)
         job = _job(kit, history, decided)
-        attempt, state = follow(kit, campaign_id, attempt, job)
+        attempt, state = follow(kit, campaign_id, attempt, job, ended_when=early.watch(kit, campaign_id, history, decided))
         settlement = settle(kit.launcher.files(attempt), attempt, gpus=job.gpus, state=state)
         put(kit, campaign_id, "settled", attempt_key(launch_id, attempt.number), settlement)
 
@@ -71,12 +72,15 @@ def _affordable(history: History, decided: Launch) -> bool:
 def _closed_without_trial(history: History, launch_id: str, *, after: int) -> Attempt | None:
     """Return the attempt whose outcome is final but not on record yet; None if there is something left to run.
 
-    An attempt that was stopped together with its campaign is no outcome, and neither is the first lost allocation.
+    An attempt that was stopped together with its campaign is no outcome, and neither is the first lost allocation; one that was
+    to be ended early is an outcome whatever else befell it.
     """
     closed = [(a, s) for a in history.attempts(launch_id) if a.number > after and (s := history.settled(launch_id, a.number))]
     lost = 0
     for attempt, settlement in closed:
         lost += settlement.lost
+        if early.early_end(history, attempt) is not None:
+            return attempt
         if not settlement.interrupted and (not settlement.lost or lost >= LOST_LIMIT):
             return attempt
     return None
@@ -131,8 +135,14 @@ def inputs(kit: Kit, history: History, campaign: Campaign, decided: Launch) -> d
     }
 
 
-def follow(kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec) -> tuple[Attempt, JobState]:
-    """Submit or attach, and wait for the end. Ctrl-C stops the job before it is passed on."""
+def follow(
+    kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec, *, ended_when: early.Watch | None = None
+) -> tuple[Attempt, JobState]:
+    """Submit or attach, and wait for the end. Ctrl-C stops the job before it is passed on.
+
+    Args:
+        ended_when: asked while the job runs; its yes ends the job.
+    """
     if not attempt.address:
         where = kit.launcher.submit(attempt, job)
         if where != attempt:
@@ -141,7 +151,10 @@ def follow(kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec) -> tuple[
     try:
         while not (state := kit.launcher.poll(attempt)).done():
             kit.watch.progress(attempt.launch_id, state.phase, kit.stack.progress(kit.launcher.files(attempt)))
-            kit.clock.sleep(POLL_S)
+            if ended_when is not None and ended_when(attempt):
+                kit.launcher.cancel(attempt)
+            else:
+                kit.clock.sleep(POLL_S)
     except Exception:
         raise  # contact lost: the job goes on, and the next call attaches to it
     except BaseException:
@@ -192,7 +205,10 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
     if settlement is None:
         raise Broken(f"{attempt.submission_id}: a trial before its charge")
     status, cause = result.status, result.cause
-    if settlement.lost or settlement.how == "never_allocated":
+    end = early.early_end(history, attempt)
+    if end is not None and status not in ("ok", "oom", "hang"):  # these it was before the order to stop reached it
+        status, cause = "stopped_early", end.cause
+    elif settlement.lost or settlement.how == "never_allocated":
         status, cause = "infrastructure", settlement.detail or stamp.detail or "the devices were never allocated"
     trial = Trial.model_validate(
         {

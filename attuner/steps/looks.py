@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from attuner.config import load_tolerances
+from attuner.config import REPLAY, load_tolerances
 from attuner.core.campaign import OBSERVED_STEPS, Campaign
 from attuner.core.errors import BudgetExceeded, Refused
 from attuner.core.events import History, attempt_key, update_key
@@ -82,10 +83,19 @@ def _judged(kit: Kit, history: History, trial: Trial, decided: Launch) -> Looks:
     limits, reference = limits_of(kit, campaign), references(history, trial)
     candidate = Evidence.of(trial, decided.recipe, precision=campaign.workload.precision)
     subject, replayed = attempt_key(trial.launch_id, trial.attempt), campaign.gate.probe == "optional"
+    if campaign.stack.name == REPLAY:
+        return Looks(_not_available("forward", subject, decided.recipe), _not_available("update", subject, decided.recipe))
     forward = forward_look(reference, candidate, limits=limits, subject=subject, recipe=decided.recipe, replayed=replayed)
     own = decided.recipe == campaign.baseline.digest()
     update = update_look(reference, candidate, limits=limits, subject=subject, recipe=decided.recipe, replayed=replayed, own=own)
     return Looks(forward, update)
+
+
+def _not_available(look: Literal["forward", "update"], subject: str, recipe: str) -> Verdict:
+    """Return the verdict of a look that can't be taken: stack `replay` plays figures, nothing is trained, and nothing ships."""
+    name = {"forward": "second look", "update": "third look"}[look]
+    reason = "not available (replay): a table holds no losses, batches or gradients"
+    return verdict_of(look, subject, recipe, [Finding(rule="replay", decision="admit", key=name, reason=reason)])
 
 
 # ------------------------------------------------------------------------------------------------- check launches

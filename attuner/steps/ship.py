@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from attuner.config import REPLAY
 from attuner.core.errors import Refused
 from attuner.core.events import History
 from attuner.core.judgement import Note, Shipment
@@ -27,7 +28,7 @@ def ship(kit: Kit, campaign_id: str) -> Shipment:
     known = history.shipment()
     if known is None:
         check_lock(kit, history.campaign())
-        known = decide_shipment(history, kit.folder)
+        known = on_paper(decide_shipment(history, kit.folder), history)
         put(kit, campaign_id, "shipment", "final", known)
     write_files(kit, campaign_id)
     return known
@@ -75,6 +76,16 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
     )
 
 
+def on_paper(shipment: Shipment, history: History) -> Shipment:
+    """Return the shipment, marked as not to be shipped where it was found on a replayed table."""
+    campaign = history.campaign()
+    if campaign.stack.name != REPLAY:
+        return shipment
+    table = Path(campaign.launcher.table).name
+    why = f"replayed from {table}: nothing was trained, and the second and the third look were not available"
+    return shipment.model_copy(update={"on_paper": why})
+
+
 def _without_looks(history: History, launches: list[str]) -> str:
     """Return which launch lacks an admitting second or third look, or ''."""
     for launch_id in launches:
@@ -91,6 +102,11 @@ def _first_calibration(history: History) -> str:
     return calibration.launches[0] if calibration else ""
 
 
+def recipe_name(shipment: Shipment) -> str:
+    """Return the name of the file that holds the recipe: one found on paper must not pass for one that ships."""
+    return "not-shippable.recipe.yaml" if shipment.on_paper else "recipe.yaml"
+
+
 def write_files(kit: Kit, campaign_id: str) -> None:
     """Write recipe.yaml, report.md and report.html; writing them again changes nothing on record."""
     history = past(kit, campaign_id)
@@ -99,7 +115,9 @@ def write_files(kit: Kit, campaign_id: str) -> None:
     kit.folder.mkdir(parents=True, exist_ok=True)
     if shipment:
         head = f"# shipped by attuner campaign {campaign_id}, recipe {recipe.digest()[:12]}\n"
-        (kit.folder / "recipe.yaml").write_text(head + recipe_yaml(recipe), encoding="utf-8")
+        if shipment.on_paper:
+            head = f"# NOT SHIPPABLE: {shipment.on_paper}\n# attuner campaign {campaign_id}, recipe {recipe.digest()[:12]}\n"
+        (kit.folder / recipe_name(shipment)).write_text(head + recipe_yaml(recipe), encoding="utf-8")
     write_report(history, kit.folder)
 
 

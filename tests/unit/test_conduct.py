@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from book import Book, hypothesis
 from lab import LEVERS
 
-from attuner.core.errors import Refused
+from attuner.config import load_levers
+from attuner.core.errors import Refused, UserError
 from attuner.policy import conduct
+
+FORCES = [{**LEVERS[2], "forces": {"recompute_granularity": ["recompute_method", "env:RECOMPUTE"]}}, *LEVERS]
+POINT = {"group": "point", "arguments": {"micro_batch_size": 4, "tensor_model_parallel_size": 1, "recompute_granularity": None}}
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,61 @@ def test_a_parent_that_never_ran_is_refused(parent: str) -> None:
     book.launch("l01")
     with pytest.raises(Refused, match=f"parent {parent} is not a finished baseline or search launch"):
         conduct.candidate(book.history, hypothesis(parent=parent))
+
+
+def test_an_open_argument_carries_what_it_forces() -> None:
+    granularity = {"recompute_granularity": "full", "recompute_method": "uniform"}
+    conduct.check_group(hypothesis(group="open", arguments=granularity), FORCES)
+    conduct.check_group(hypothesis(group="open", arguments={"recompute_granularity": "full"}, env={"RECOMPUTE": "1"}), FORCES)
+    for more in ({"micro_batch_size": 4}, {"lr": 1}):
+        with pytest.raises(Refused, match="`open` changes one argument or variable and what it forces"):
+            conduct.check_group(hypothesis(group="open", arguments={**granularity, **more}), FORCES)
+    with pytest.raises(Refused, match="`open` changes one"):
+        # forcing goes one way: the method alone forces nothing that stands beside it
+        conduct.check_group(hypothesis(group="open", arguments={"recompute_method": "uniform"}, env={"RECOMPUTE": "1"}), FORCES)
+
+
+def test_forces_is_an_argument_with_a_list(tmp_path: Path) -> None:
+    (tmp_path / "lab").mkdir()
+    for wrong in (["a"], {"a": "b"}, {"a": []}):
+        (tmp_path / "lab" / "levers.yaml").write_text(yaml.safe_dump([{**LEVERS[0], "forces": wrong}]))
+        with pytest.raises(UserError, match="lever micro-batch: forces: is an argument with the list"):
+            load_levers(tmp_path, "lab")
+
+
+@pytest.mark.parametrize("name", conduct.BLACK_BOX)
+def test_a_black_box_sets_any_values_of_the_catalog_at_once(name: str) -> None:
+    conduct.check_group(hypothesis(**POINT), LEVERS, proposer=name)
+
+
+@pytest.mark.parametrize("name", ["", "catalog", "claude", "scripted"])
+def test_a_proposer_that_knows_levers_may_not_set_a_point(name: str) -> None:
+    with pytest.raises(Refused, match=r"`point` is for black-box proposers .random, tpe, fixed_knobs.*one group at a time"):
+        conduct.check_group(hypothesis(**POINT), LEVERS, proposer=name)
+
+
+@pytest.mark.parametrize("more", [{"arguments": {"lr": 0.1, "micro_batch_size": 2}}, {"env": {"X": "1"}}])
+def test_a_point_stays_inside_the_catalog(more: dict[str, Any]) -> None:
+    with pytest.raises(Refused, match="is in no lever group"):
+        conduct.check_group(hypothesis(**{**POINT, **more}), LEVERS, proposer="tpe")
+
+
+@pytest.mark.parametrize("name", ["", *conduct.BLACK_BOX])
+def test_a_black_box_obeys_the_other_laws_of_conduct(name: str) -> None:
+    with pytest.raises(Refused, match="changes nothing"):
+        conduct.check_group(hypothesis(**{**POINT, "arguments": {}}), LEVERS, proposer=name)
+    two = {"micro_batch_size": 4, "tensor_model_parallel_size": 1}
+    with pytest.raises(Refused, match="one group at a time"):
+        conduct.check_group(hypothesis(arguments=two), LEVERS, proposer=name)
+
+
+def test_a_recipe_that_was_stopped_early_is_not_launched_again_unchanged() -> None:
+    book = Book()
+    recipe = book.recipe(micro_batch_size=4)
+    book.ran("l01", status="stopped_early", recipe=recipe)
+    with pytest.raises(Refused, match="was stopped early in l01"):
+        conduct.check_recipe(book.history, recipe)
+    conduct.check_recipe(book.history, book.recipe(micro_batch_size=2))
 
 
 @pytest.mark.parametrize("status", ["oom", "hang", "crash"])
