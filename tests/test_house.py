@@ -20,10 +20,10 @@ STDLIB = sys.stdlib_module_names
 FLOORS = {
     **{"attuner.core": 0, "attuner": 0},
     **{"attuner.policy": 1, "attuner.traces": 1, "attuner.estimate": 1},
-    **{"attuner.ports": 2, "attuner.config": 2, "attuner.settings": 2},
+    **{"attuner.ports": 2, "attuner.config": 2, "attuner.settings": 2, "attuner.source": 2, "attuner.tables": 2},
     **{"attuner.stacks": 3, "attuner.launchers": 3, "attuner.proposers": 3, "attuner.ledgers": 3},
     **{"attuner.steps": 4, "attuner.report": 4},
-    **{"attuner.wiring": 5},
+    **{"attuner.wiring": 5, "attuner.bench": 5},
     **{"attuner.cli": 6, "flows": 6, "tasks": 6},
 }
 ADAPTERS = {"attuner.stacks", "attuner.launchers", "attuner.proposers", "attuner.ledgers"}
@@ -35,6 +35,7 @@ HOMES = {
     "megatron": {"attuner.stacks", "attuner.runner"},
     "anthropic": {"attuner.proposers"},
     "optuna": {"attuner.proposers"},
+    "isal": {"attuner.traces"},
     "prefect": {"flows", "tasks", "attuner.cli"},
 }
 FOLDERS = {

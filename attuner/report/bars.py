@@ -26,7 +26,7 @@ class Part:
 
 
 def mean_parts(breakdown: StepBreakdown | None) -> dict[str, float]:
-    """Return mean seconds per step by part: compute, exposed communication by kind, host, idle."""
+    """Return mean seconds per step by part: compute, exposed communication by kind, copy, host, idle."""
     if breakdown is None or not breakdown.rank_steps:
         return {}
     count = len(breakdown.rank_steps)
@@ -48,7 +48,7 @@ def parts(before: StepBreakdown | None, after: StepBreakdown | None) -> list[Par
     for n, kind in enumerate(kinds):
         name = f"exposed {kind.removeprefix('comm:').replace('_', '-')}"
         out.append(Part(name, f"p-comm{min(n, MAX_TONES - 1)}", old.get(kind, 0.0), new.get(kind, 0.0)))
-    out += [Part(name, f"p-{name}", old.get(name, 0.0), new.get(name, 0.0)) for name in ("host", "idle")]
+    out += [Part(name, f"p-{name}", old.get(name, 0.0), new.get(name, 0.0)) for name in ("copy", "host", "idle")]
     return [p for p in out if p.before_s > 0 or p.after_s > 0]
 
 

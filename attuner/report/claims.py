@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shlex
 
+from attuner.config import REPLAY
 from attuner.report.facts import ReportFacts
 from attuner.report.terminal import pct, rate, share_pct
 from attuner.report.words import clean, number, span
@@ -61,8 +62,20 @@ def _speeds(facts: ReportFacts) -> str:
     return f"{rate(claim.before)} → {rate(claim.after)} {facts.units.speed}" if claim else ""
 
 
+def on_paper(facts: ReportFacts) -> str:
+    """Return the warning of a campaign that was played on a replay table; '' for one that trained."""
+    if facts.campaign.stack.name != REPLAY:
+        return ""
+    table = clean(facts.campaign.launcher.table.rpartition("/")[2])
+    return f"Not shippable: replayed from {table}. Nothing was trained; the second and the third look are not available (replay)."
+
+
 def evidence(facts: ReportFacts) -> str:
-    """Return how the claim was measured, or why the baseline was kept."""
+    """Return how the claim was measured, or why the baseline was kept; first of all whether anything was measured."""
+    return " ".join(x for x in (on_paper(facts), _measured(facts)) if x)
+
+
+def _measured(facts: ReportFacts) -> str:
     claim, again = facts.claim, facts.remeasurement
     reason = facts.shipment.reason if facts.shipment else again.reason if again else ""
     if kept(facts):
@@ -92,10 +105,14 @@ def noise(facts: ReportFacts) -> str:
 
 
 def cost(facts: ReportFacts) -> str:
-    """Return what the campaign was charged, and of which budget."""
-    budget = facts.campaign.budget.gpu_hours
+    """Return what the campaign was charged, and of which budget; with the dollars of a language model that searched."""
+    budget, spec = facts.campaign.budget.gpu_hours, facts.campaign.proposer
     of = "" if budget == "auto" else f" of {facts.units.amount(budget)}"
-    return f"{facts.units.amount(facts.total_gpu_hours)}{of} {facts.units.time}"
+    charged = f"{facts.units.amount(facts.total_gpu_hours)}{of} {facts.units.time}"
+    if not facts.num_model_calls:
+        return charged
+    calls = f"{facts.num_model_calls} call{'' if facts.num_model_calls == 1 else 's'} to {spec.model}"
+    return f"{charged}, and {facts.model_usd:.2f} of {spec.max_usd:.2f} US dollars for {calls}"
 
 
 def payback(facts: ReportFacts) -> str:

@@ -18,13 +18,14 @@ from attuner.core.judgement import Calibration, ComponentTest, Decision, Finding
 from attuner.core.recipe import Change, EffectiveConfig, Recipe, differences
 from attuner.core.run import StepBreakdown
 from attuner.core.search import Stop
+from attuner.policy import dollars
 from attuner.policy.zones import margin
 from attuner.report.rows import LaunchRow, launch_rows
 from attuner.report.terminal import pct
 from attuner.report.words import Units, clean, units_for
 
 CONFIG_LOOK = "1 · final values"
-State = Literal["calibrating", "searching", "remeasuring", "waiting for review", "shipped", "baseline kept"]
+State = Literal["calibrating", "searching", "remeasuring", "waiting for review", "shipped", "on paper", "baseline kept"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +100,9 @@ class ReportFacts:
     rows: tuple[LaunchRow, ...]
     spend: tuple[Spend, ...]
     total_gpu_hours: float
+    model_usd: float
+    """US dollars that went to a language model; a call without a reply at its bound."""
+    num_model_calls: int
     before: StepBreakdown | None
     after: StepBreakdown | None
     reviews: tuple[str, ...]
@@ -161,6 +165,8 @@ def _gather(history: History) -> ReportFacts:
         rows=rows,
         spend=_spend(history),
         total_gpu_hours=total,
+        model_usd=dollars.spent_usd(history),
+        num_model_calls=len(dollars.calls(history)),
         before=_breakdown(history, baseline_digest),
         after=_breakdown(history, leader.recipe) if leader else None,
         reviews=open_reviews(history, leader),
@@ -207,7 +213,7 @@ def _claim(history: History, leader: LaunchRow | None) -> Claim | None:
 def _state(history: History, leader: LaunchRow | None) -> State:
     shipment, again = history.shipment(), history.remeasurement()
     if shipment:
-        return "baseline kept" if shipment.kept_baseline else "shipped"
+        return "baseline kept" if shipment.kept_baseline else "on paper" if shipment.on_paper else "shipped"
     if again:
         waits = history.campaign().gate.review == "before_ship" and open_reviews(history, leader)
         return "waiting for review" if waits else "remeasuring"

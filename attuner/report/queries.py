@@ -74,7 +74,7 @@ def launches(facts: ReportFacts) -> str:
 def breakdown(facts: ReportFacts) -> str:
     """Return the query for where the step went, seconds per step, mean over ranks and profiled steps."""
     ids = [b.launch_id for b in (facts.before, facts.after) if b]
-    parts = ("step_s", "compute_s", "exposed_comm_s", "host_s", "idle_s")
+    parts = ("step_s", "compute_s", "exposed_comm_s", "copy_s", "host_s", "idle_s")
     sums = ",\n       ".join(f"avg(CAST(r.value->>'$.{p}' AS DOUBLE)) AS {p}" for p in parts)
     return (
         f"SELECT e.key AS launch,\n       {sums}\n"

@@ -9,7 +9,7 @@ from __future__ import annotations
 _LIGHT = """
 --bg:#fcfcfb;--card:#ffffff;--ink:#1d2126;--soft:#5a626c;--line:#e2e4e7;--faint:#f3f4f5;
 --blue:#1f5fa8;--red:#b8431a;--amber:#8a5a00;--good:#0b6b58;--band:#1f5fa81c;
---compute:#2b6cb0;--on-compute:#fff;--host:#8b7bb0;--on-host:#fff;--idle:#c3c8cf;--on-idle:#1d2126;
+--compute:#2b6cb0;--on-compute:#fff;--copy:#3f8f86;--on-copy:#fff;--host:#8b7bb0;--on-host:#fff;--idle:#c3c8cf;--on-idle:#1d2126;
 --comm0:#c4501b;--on-comm0:#fff;--comm1:#e08a2e;--on-comm1:#1d2126;--comm2:#f0b768;--on-comm2:#1d2126;
 --comm3:#8f3a12;--on-comm3:#fff;--comm4:#f6d7a8;--on-comm4:#1d2126;
 """
@@ -17,7 +17,7 @@ _LIGHT = """
 _DARK = """
 --bg:#14171b;--card:#1a1e23;--ink:#e6e8ea;--soft:#9aa3ad;--line:#2c323a;--faint:#20252b;
 --blue:#7db3ee;--red:#f08a62;--amber:#e5b454;--good:#5fc9ae;--band:#7db3ee22;
---compute:#5593d6;--on-compute:#0d1013;--host:#a596cc;--on-host:#0d1013;--idle:#565e68;--on-idle:#e6e8ea;
+--compute:#5593d6;--on-compute:#0d1013;--copy:#6fb8ae;--on-copy:#0d1013;--host:#a596cc;--on-host:#0d1013;--idle:#565e68;--on-idle:#e6e8ea;
 --comm0:#e06f3c;--on-comm0:#0d1013;--comm1:#eda24d;--on-comm1:#0d1013;--comm2:#f3c787;--on-comm2:#0d1013;
 --comm3:#b5562a;--on-comm3:#fff;--comm4:#f8e0bb;--on-comm4:#0d1013;
 """
@@ -130,7 +130,7 @@ details::details-content{content-visibility:visible;height:auto}
 
 
 def _parts() -> str:
-    names = ("compute", "host", "idle", *(f"comm{n}" for n in range(5)))
+    names = ("compute", "copy", "host", "idle", *(f"comm{n}" for n in range(5)))
     return "".join(f".p-{n}{{fill:var(--{n});background:var(--{n})}}svg .on-p-{n}{{fill:var(--on-{n})}}" for n in names)
 
 

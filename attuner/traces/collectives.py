@@ -1,20 +1,22 @@
-"""Names of communication, as profilers write them, brought to one short list of kinds.
+"""Communication: what is exchanged (kind), between whom (group), and from what evidence both are told.
 
 The same exchange is `gloo:all_to_all` on a CPU worker thread, `c10d::alltoall_base_` where it is launched and
-`ncclDevKernel_SendRecv` on a GPU. People choose levers by what is exchanged, so that is what the kinds say.
+`ncclDevKernel_SendRecv` on a GPU. People choose levers by what is exchanged and with whom, so that is what these say.
 """
 
 from __future__ import annotations
 
+import functools
 import re
-from bisect import bisect_right
-from collections.abc import Iterable
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from attuner.traces.document import Slice
-from attuner.traces.intervals import Interval
+import numpy as np
+
+from attuner.traces.intervals import Ints
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "barrier", "other")
+GROUPS = ("tensor", "data", "expert", "pipeline", "context", "unknown")
 
 # in this order: a send inside `all_to_all` must not win over it
 _STEMS = (
@@ -28,95 +30,103 @@ _STEMS = (
     ("recv", "send_recv"),
 )
 _NOT_A_LETTER = re.compile(r"[^a-z]+")
-_GPU_COLLECTIVE = re.compile(r"[nr]ccl", re.IGNORECASE)
-_LAUNCH_PREFIXES = ("c10d::", "_c10d_functional::", "c10d_functional::")
-_WORK_PREFIXES = ("gloo:", "mpi:", "ucc:")
+
+# in this order. Megatron-LM's and torchtitan's own names; a group that spans several directions has no entry
+_DESCRIBED = (
+    ("EXPERT_DATA", "data"),
+    ("EXPERT_TENSOR_PARALLEL", "tensor"),
+    ("EXPERT_MODEL_PARALLEL", "expert"),
+    ("EXPERT_TENSOR", ""),
+    ("TENSOR_AND", ""),
+    ("DATA_PARALLEL_GROUP", "data"),
+    ("HYBRID_DP_CP", "data"),
+    ("DISTRIBUTED_OPTIMIZER", "data"),
+    ("CONTEXT_PARALLEL", "context"),
+    ("TENSOR_MODEL_PARALLEL", "tensor"),
+    ("PIPELINE_MODEL_PARALLEL", "pipeline"),
+    ("EMBEDDING_GROUP", "pipeline"),
+    ("MODEL_PARALLEL_GROUP", ""),
+)
+_MESH = re.compile(r"(?<![a-z])(dp|fsdp|ddp|tp|ep|pp|cp|data|tensor|expert|pipeline|context)(?![a-z])", re.IGNORECASE)
+_SHORT = {"dp": "data", "fsdp": "data", "ddp": "data", "tp": "tensor", "ep": "expert", "pp": "pipeline", "cp": "context"}
+
+_POSSIBLE = {
+    "all_to_all": ("expert", "context"),
+    "send_recv": ("pipeline", "context"),
+    "all_reduce": ("tensor", "data"),
+    "reduce_scatter": ("tensor", "data", "expert"),
+    "all_gather": ("tensor", "data", "context", "expert"),
+    "broadcast": ("data", "tensor"),
+}
+"""Groups in which trainers exchange in this way, the commonest first."""
+_COMMON = {"all_to_all": "expert", "send_recv": "pipeline"}
+"""Told from the kind alone where nothing else is known."""
 
 
-class Communication(NamedTuple):
-    """One stretch of communication, microseconds, with its kind."""
-
-    start: float
-    end: float
-    kind: str
-
-
+@functools.lru_cache(maxsize=4096)
 def kind_of(name: str) -> str:
     """Return the kind of a collective, one of `KINDS`, from any profiler's spelling of it."""
     letters = _NOT_A_LETTER.sub("", name.lower())
     return next((kind for stem, kind in _STEMS if stem in letters), "other")
 
 
-def is_launch(name: str) -> bool:
-    """Tell whether a host operator starts (or waits for) a collective."""
-    return name.startswith(_LAUNCH_PREFIXES)
+@functools.lru_cache(maxsize=4096)
+def group_of(description: str) -> str:
+    """Return the group that a process group's description names, one of `GROUPS`; `unknown` if it names none.
 
-
-def is_work(name: str) -> bool:
-    """Tell whether an annotation is a CPU backend's collective at work, wherever it runs."""
-    return name.startswith(_WORK_PREFIXES)
-
-
-def is_gpu_collective(name: str) -> bool:
-    """Tell whether a kernel is NCCL's or RCCL's (`ncclKernel_…`, `ncclDevKernel_…`, `rccl…`)."""
-    return _GPU_COLLECTIVE.search(name) is not None
-
-
-def cpu_communication(work: list[Slice], launches: list[Slice]) -> list[Communication]:
-    """Return all communication of a CPU run: collectives at work and the operators that launch or await them.
-
-    gloo carries out a reduce-scatter as one or more all-reduces and writes it so. Each all-reduce at work takes the
-    name of the last launch of either kind before it: exact for calls that wait, and a guess only where calls of both
-    kinds queue up.
+    Source: `group_desc` in megatron-core's parallel_state; names of device-mesh dimensions (`mesh_tp`).
     """
-    named = [(x.start, k) for x in launches if (k := kind_of(x.name)) in ("all_reduce", "reduce_scatter")]
-    named.sort()
-    starts = [start for start, _ in named]
-
-    def kind(w: Slice) -> str:
-        written = kind_of(w.name)
-        at = bisect_right(starts, w.start) - 1
-        return named[at][1] if written == "all_reduce" and at >= 0 else written
-
-    at_work = [Communication(w.start, w.end, kind(w)) for w in work]
-    return at_work + [Communication(x.start, x.end, kind_of(x.name)) for x in launches]
+    for stem, group in _DESCRIBED:
+        if stem in description.upper():
+            return group or "unknown"
+    found = {_SHORT.get(word, word) for word in (m.lower() for m in _MESH.findall(description))}
+    if found == {"data", "context"}:  # weights are sharded over both: what is exchanged there is data parallel
+        return "data"
+    return found.pop() if len(found) == 1 else "unknown"
 
 
-def gpu_communication(kernels: list[Slice], launches: dict[Any, Slice], notes: list[Slice]) -> list[Communication]:
-    """Return the GPU's communication; `launches` are host calls by correlation id, `notes` the `nccl:…` annotations.
+class Groups:
+    """Tells the group of a collective, from what a trace says of its process groups."""
 
-    A kernel's own name isn't enough: SendRecv also carries all-to-all, and ROCm calls every kernel Generic. So the
-    recorded collective name comes first, then the annotation its launch lies in, then the kernel's name.
-    """
-    by_thread: dict[Any, list[Slice]] = {}
-    for note in sorted(notes, key=lambda n: n.start):
-        by_thread.setdefault(note.thread, []).append(note)
-    starts = {thread: [n.start for n in found] for thread, found in by_thread.items()}
+    def __init__(self, distributed: Mapping[str, Any]) -> None:
+        listed = distributed.get("pg_config")
+        configs = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
+        self._by_name = {str(c.get("pg_name")): str(c.get("pg_desc")) for c in configs}
+        told = {group_of(str(c.get("pg_desc"))) for c in configs if isinstance(c.get("pg_size"), int) and c["pg_size"] > 1}
+        self._live = told - {"unknown"}
+        self._sizes_known = any(group_of(d) != "unknown" for d in self._by_name.values())
+        self.told_from = {"description": 0, "only_group": 0, "kind": 0, "untold": 0}
 
-    def kind(kernel: Slice) -> str:
-        recorded = kernel.args.get("Collective name")
-        if isinstance(recorded, str) and kind_of(recorded) != "other":
-            return kind_of(recorded)
-        correlation = kernel.args.get("correlation")
-        launch = launches.get(correlation) if isinstance(correlation, int) else None
-        if launch is not None and launch.thread in starts:
-            at = bisect_right(starts[launch.thread], launch.start) - 1
-            if at >= 0 and launch.start <= by_thread[launch.thread][at].end:
-                return kind_of(by_thread[launch.thread][at].name)
-        return kind_of(kernel.name)
+    def of(self, kind: str, description: Any = None, name: Any = None) -> str:
+        """Return one of `GROUPS` for a collective of this kind, and count from what it was told.
 
-    return [Communication(k.start, k.end, kind(k)) for k in kernels]
+        Evidence in order: the description of its process group; the only group of more than one rank in which this
+        kind is used; the kind alone.
+        """
+        for text in (description, self._by_name.get(str(name)) if name is not None else None):
+            if isinstance(text, str) and (group := group_of(text)) != "unknown":
+                self.told_from["description"] += 1
+                return group
+        group, source = _COMMON.get(kind, "unknown"), "kind"
+        if self._sizes_known:
+            possible = [g for g in _POSSIBLE.get(kind, ()) if g in self._live]
+            group, source = (possible[0] if len(possible) == 1 else "unknown"), "only_group"
+        self.told_from[source if group != "unknown" else "untold"] += 1
+        return group
 
 
-def by_kind(communication: Iterable[Communication]) -> dict[str, list[Interval]]:
-    """Share the time of all communication out by kind, so that no instant counts twice.
+def label(kinds: Iterable[str], groups: Iterable[str]) -> list[int]:
+    """Return one number for each pair of kind and group; `named` reads it back."""
+    return [KINDS.index(k) * len(GROUPS) + GROUPS.index(g) for k, g in zip(kinds, groups, strict=True)]
 
-    Where two collectives run at once, the instant belongs to the one that started first.
-    """
-    out: dict[str, list[Interval]] = {}
-    covered = float("-inf")
-    for start, end, kind in sorted(communication):
-        if end > covered:
-            out.setdefault(kind, []).append((max(start, covered), end))
-            covered = end
-    return out
+
+NUM_LABELS = len(KINDS) * len(GROUPS)
+
+
+def named(lengths: Ints, which: int) -> dict[str, int]:
+    """Return lengths by label as lengths by kind (`which` 0) or by group (1); what has none is left out."""
+    out: dict[str, int] = {}
+    for k in np.flatnonzero(lengths).tolist():
+        name = (KINDS[k // len(GROUPS)], GROUPS[k % len(GROUPS)])[which]
+        out[name] = out.get(name, 0) + int(lengths[k])
+    return dict(sorted(out.items()))

@@ -1,62 +1,132 @@
-"""Arithmetic on time intervals: sorted lists of (start, end) pairs that don't overlap, in any one unit.
+"""Arithmetic on time intervals in whole nanoseconds, on numpy arrays: exact, and quick on a million of them.
 
-`union` makes such a list from any pairs; the other functions expect one and return one. Every function is linear in
-its input (after the sort in `union`), so a trace of a million events stays cheap.
+`Spans` is a set of instants kept as sorted stretches that neither overlap nor touch. What of it lies before any
+instant is looked up in its running total, so that the length of a set in a thousand windows costs two searches each.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 
-Interval = tuple[float, float]
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+NONE: Ints = np.empty(0, dtype=np.int64)
 
 
-def union(pairs: Iterable[Interval], *, gap: float = 0.0) -> list[Interval]:
-    """Return the time that any of `pairs` covers; empty and reversed pairs are dropped.
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """A set of instants: `start` and `end` of its stretches in ns, sorted, without overlaps, none empty."""
 
-    Stretches closer than or exactly `gap` (same unit) are joined into one.
+    start: Ints
+    end: Ints
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @cached_property
+    def _before(self) -> Ints:
+        """Length of all stretches before the k-th; one longer than the stretches."""
+        return np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(self.end - self.start)))
+
+    def total(self) -> int:
+        """Return the length of the whole set, ns."""
+        return int(self._before[-1])
+
+    def before(self, at: Ints) -> Ints:
+        """Return how much of the set lies before each instant, ns."""
+        k = np.searchsorted(self.end, at, side="right")
+        whole = self._before[k]
+        if not len(self.start):
+            return whole
+        inside = np.maximum(at - self.start[np.minimum(k, len(self.start) - 1)], 0)
+        return whole + np.where(k < len(self.start), inside, 0)
+
+    def within(self, start: Ints, end: Ints) -> Ints:
+        """Return how much of the set lies in each window [start, end), ns."""
+        return self.before(end) - self.before(start)
+
+    def holds(self, at: Ints) -> Bools:
+        """Tell for each instant whether it is in the set."""
+        if not len(self.start):
+            return np.zeros(len(at), dtype=np.bool_)
+        k = np.searchsorted(self.start, at, side="right") - 1
+        return (k >= 0) & (at < self.end[np.maximum(k, 0)])
+
+    def clip(self, start: int, end: int) -> Spans:
+        """Return the part of the set in [start, end)."""
+        first = int(np.searchsorted(self.end, start, side="right"))
+        last = int(np.searchsorted(self.start, end, side="left"))
+        if first >= last:
+            return EMPTY
+        return Spans(np.maximum(self.start[first:last], start), np.minimum(self.end[first:last], end))
+
+    def and_(self, other: Spans) -> Spans:
+        """Return what is in both sets."""
+        if not len(self) or not len(other):
+            return EMPTY
+        first = np.searchsorted(other.end, self.start, side="right")
+        counts = np.maximum(np.searchsorted(other.start, self.end, side="left") - first, 0)
+        mine = np.repeat(np.arange(len(self.start)), counts)
+        run = np.arange(len(mine)) - np.repeat(np.cumsum(counts) - counts, counts)
+        theirs = first[mine] + run
+        return Spans(np.maximum(self.start[mine], other.start[theirs]), np.minimum(self.end[mine], other.end[theirs]))
+
+    def gaps(self, start: int, end: int) -> Spans:
+        """Return the part of [start, end) that isn't in the set."""
+        inside = self.clip(start, end)
+        a = np.concatenate((np.array([start], dtype=np.int64), inside.end))
+        b = np.concatenate((inside.start, np.array([end], dtype=np.int64)))
+        keep = b > a
+        return Spans(a[keep], b[keep])
+
+    def minus(self, other: Spans) -> Spans:
+        """Return what is in this set and not in the other."""
+        if not len(self) or not len(other):
+            return self
+        return self.and_(other.gaps(int(self.start[0]), int(self.end[-1])))
+
+
+EMPTY = Spans(NONE, NONE)
+
+
+def union(start: Ints, end: Ints, *, gap: int = 0) -> Spans:
+    """Return the time that any of the intervals covers; empty and reversed ones are dropped.
+
+    Stretches at most `gap` ns apart are joined into one.
     """
-    out: list[Interval] = []
-    start = end = 0.0
-    for a, b in sorted(p for p in pairs if p[1] > p[0]):
-        if out and a <= end + gap:
-            if b > end:
-                end = b
-                out[-1] = (start, end)
-        else:
-            start, end = a, b
-            out.append((start, end))
-    return out
+    keep = end > start
+    if not keep.all():
+        start, end = start[keep], end[keep]
+    if not len(start):
+        return EMPTY
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    reach = np.maximum.accumulate(end)
+    breaks = np.flatnonzero(start[1:] > reach[:-1] + gap)
+    firsts = np.concatenate((np.zeros(1, dtype=np.int64), breaks + 1))
+    lasts = np.concatenate((breaks, np.array([len(start) - 1])))
+    return Spans(start[firsts], reach[lasts])
 
 
-def subtract(base: list[Interval], holes: list[Interval]) -> list[Interval]:
-    """Return the time in `base` that isn't in `holes`."""
-    out: list[Interval] = []
-    k = 0
-    for base_start, end in base:
-        start = base_start
-        while k < len(holes) and holes[k][1] <= start:
-            k += 1
-        j = k
-        while j < len(holes) and holes[j][0] < end:
-            if holes[j][0] > start:
-                out.append((start, holes[j][0]))
-            start = max(start, holes[j][1])
-            j += 1
-        if start < end:
-            out.append((start, end))
-    return out
+def joined(*sets: Spans, gap: int = 0) -> Spans:
+    """Return what is in any of the sets."""
+    return union(np.concatenate([s.start for s in sets]), np.concatenate([s.end for s in sets]), gap=gap)
 
 
-def clip(intervals: list[Interval], start: float, end: float) -> list[Interval]:
-    """Return the part of `intervals` that lies in [start, end]."""
-    first = bisect_left(intervals, start, key=lambda p: p[1])
-    last = bisect_right(intervals, end, key=lambda p: p[0])
-    clipped = ((max(a, start), min(b, end)) for a, b in intervals[first:last])
-    return [(a, b) for a, b in clipped if b > a]
+def shared_out(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+    """Share overlapping intervals out, so that no instant counts twice: it belongs to the interval that began first.
 
-
-def length(intervals: Iterable[Interval]) -> float:
-    """Return the time covered, in the intervals' unit."""
-    return sum(b - a for a, b in intervals)
+    Returns start and end of the pieces in order of time, and for each the index of the interval it is of.
+    """
+    order = np.lexsort((end, start))
+    a, b = start[order], end[order]
+    reach = np.maximum.accumulate(b) if len(b) else b
+    a = np.maximum(a, np.concatenate((a[:1], reach[:-1])))
+    keep = b > a
+    return a[keep], b[keep], order[keep]
