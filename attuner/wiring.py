@@ -6,6 +6,8 @@ Adapters are imported when they are used: the gate and the rules answer at once,
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import os
 import secrets
 import time
 from collections.abc import Iterator
@@ -14,24 +16,38 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attuner.config import load_campaign
+from attuner.config import REPLAY, load_campaign
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Transient, UserError
 from attuner.core.events import History
-from attuner.ports import Kit, Launcher, Proposer, Stack, Watch
+from attuner.ports import Clock, Kit, Launcher, Proposer, Stack, Watch
 from attuner.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from attuner.ledgers.duckdb_file import DuckdbLedger
     from attuner.stacks.finished import FinishedRun
 
-PROPOSERS = {"catalog": "attuner.proposers.catalog:Catalog", "scripted": "attuner.proposers.scripted:Scripted"}
-STACKS = {"mcore": "attuner.stacks.mcore.stack:McoreStack", "megatron": "attuner.stacks.megatron.stack:MegatronStack"}
+PROPOSERS = {
+    "catalog": "attuner.proposers.catalog:Catalog",
+    "claude": "attuner.proposers.claude.proposer:Claude",
+    "fixed_knobs": "attuner.proposers.tpe:FixedKnobs",
+    "random": "attuner.proposers.random_search:RandomSearch",
+    "scripted": "attuner.proposers.scripted:Scripted",
+    "tpe": "attuner.proposers.tpe:Tpe",
+}
+STACKS = {
+    "mcore": "attuner.stacks.mcore.stack:McoreStack",
+    "megatron": "attuner.stacks.megatron.stack:MegatronStack",
+    "replay": "attuner.stacks.replay.stack:ReplayStack",
+}
 JUDGED_ONLY = ("megatron",)
 """Stacks whose recipes can be judged, not launched."""
-LAUNCHERS = ("ray_jobs",)
+LAUNCHERS = ("ray_jobs", "replay")
 RUNNER = Path(__file__).parent / "runner"
+CLAUDE, CLAUDE_KEY = "claude", "ANTHROPIC_API_KEY"
+CLAUDE_ALSO = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""How this machine reaches the network; given to the process that talks to the model."""
 
 
 class SystemClock:
@@ -111,13 +127,55 @@ def finished_run(path: Path) -> FinishedRun:
     return read_run(path)
 
 
+def proposer_class(name: str, where: str) -> Any:
+    """Return a proposer's class by its name. Raises UserError for an unknown one."""
+    return _named(PROPOSERS, name, where)
+
+
 def _proposer(campaign: Campaign) -> Proposer:
     where = f"{campaign.source_file}: proposer.name"
     if campaign.proposer.name not in PROPOSERS:
         raise UserError(f"{where}: {campaign.proposer.name}: unknown; known: {', '.join(sorted(PROPOSERS))}")
     from attuner.proposers.apart import Apart
 
+    if campaign.proposer.name == CLAUDE:
+        _check_claude(campaign)
+        env = {k: os.environ[k] for k in (CLAUDE_KEY, *CLAUDE_ALSO) if os.environ.get(k)}
+        return Apart(
+            PROPOSERS[CLAUDE],
+            network=True,
+            env=env,
+            readable=[x for x in pinned_source(campaign).split(os.pathsep) if x],
+            answer_timeout_s=1800,
+        )
     return Apart(PROPOSERS[campaign.proposer.name])
+
+
+def _check_claude(campaign: Campaign) -> None:
+    from attuner.proposers.claude.arms import ARMS
+
+    spec, where = campaign.proposer, f"{campaign.source_file}: proposer"
+    if not spec.model or spec.price is None:
+        raise UserError(f"{where}.model: is missing, or its price is (configs/prices/); see docs/claude.md")
+    if spec.arm not in ARMS:
+        raise UserError(f"{where}.arm: {spec.arm}: unknown; known: {', '.join(ARMS)}")
+    if spec.max_usd <= 0:
+        raise UserError(f"{where}.max_usd: say how many US dollars the campaign may spend on {spec.model}")
+
+
+def _check_key(campaign: Campaign) -> None:
+    if campaign.proposer.name == CLAUDE and not os.environ.get(CLAUDE_KEY):
+        raise UserError(f"{CLAUDE_KEY}: is not set; proposer {CLAUDE} needs a key (any text for a server of your own)")
+
+
+def pinned_source(campaign: Campaign) -> str:
+    """Return the folders of the framework's source, joined as in PATH; '' where a stack has none."""
+    stack = campaign.stack
+    if stack.name == "mcore":
+        found = importlib.util.find_spec("megatron.core")
+        core = list(found.submodule_search_locations or []) if found else []
+        return os.pathsep.join([*core[:1], str(RUNNER)])
+    return os.pathsep.join(x for x in (stack.source, stack.slime_source) if x)
 
 
 def _named(table: dict[str, str], name: str, where: str) -> Any:
@@ -148,31 +206,45 @@ def _launcher_name(campaign: Campaign) -> str:
     return campaign.launcher.name
 
 
-def _launcher(campaign: Campaign, settings: Settings) -> Launcher:
-    _launcher_name(campaign)
+def _launcher(campaign: Campaign, settings: Settings) -> tuple[Launcher, Clock]:
+    """Return the launcher, and the clock that goes with it: a replayed table plays on a virtual one."""
+    if _launcher_name(campaign) == REPLAY:
+        from attuner.launchers.replay_table import EventClock, TableReplay
+        from attuner.tables import load_table
+
+        if not campaign.launcher.table:
+            raise UserError(f"{campaign.source_file}: launcher.table: is missing; launcher replay plays a table")
+        clock = EventClock(time.time())
+        table, watched = load_table(Path(campaign.launcher.table)), campaign.early_stop.enabled
+        return TableReplay(table, clock, seed=campaign.launcher.seed, watched=watched), clock
     from attuner.launchers.ray_jobs import RayJobs
 
-    return RayJobs(
+    jobs = RayJobs(
         campaign.launcher.cluster,
         settings.folder(campaign.id),
         address=settings.ray_address,
         python=settings.ray_python,
         runner=RUNNER,
     )
+    return jobs, SystemClock()
 
 
 def build_kit(campaign: Campaign, settings: Settings) -> Kit:
     """Wire the adapters that a campaign names. Nothing is started yet."""
     _check_launchable(campaign)
+    _check_key(campaign)
+    launcher, clock = _launcher(campaign, settings)
     return Kit(
         stack=stack_of(campaign),
-        launcher=_launcher(campaign, settings),
+        launcher=launcher,
         proposer=_proposer(campaign),
         ledger=open_ledger(settings),
-        clock=SystemClock(),
+        clock=clock,
         folder=settings.folder(campaign.id),
         rules_dir=settings.rules_dir(),
         watch=watch_with.get() or Unwatched(),
+        lessons_dir=settings.configs_dir() / "lessons",
+        source=pinned_source(campaign),
     )
 
 

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+from attuner.cli.estimate import fit_of
 from attuner.config import load_campaign, load_register, read_lock
 from attuner.core.campaign import Campaign
 from attuner.policy import budget
@@ -30,9 +31,11 @@ def check(arguments: argparse.Namespace) -> int:
         stack.close()
     carried = carried_defects(load_register(settings.rules_dir(), campaign.stack.name), effective)
     cost = costs(campaign)
+    fit, fit_data = fit_of(campaign, effective.arguments)
     if arguments.json:
         defects = [{"rule": r.id, "reason": r.reason} for r in carried]
         body = {"campaign": campaign.data(), "cost": cost, "effective": effective.data(), "carried_defects": defects}
+        body["estimate"] = fit_data
         print(json.dumps(body, indent=1, ensure_ascii=False))
         return 0
     work, cluster = campaign.workload, campaign.launcher.cluster
@@ -47,6 +50,8 @@ def check(arguments: argparse.Namespace) -> int:
         print(f"  register    the baseline itself is in a known defect: {rule.id}: {rule.reason}")
     print(f"  launch      about {cost['launch_gpu_hours']:.4f} device-hours each ({cost['from']})")
     print(f"  budget      {cost['budget']}; calibration and re-measurement take {cost['fixed_gpu_hours']:.4f} device-hours")
+    for line in fit:
+        print(f"  {line}")
     if not read_lock(settings.rules_dir()):
         print("  register    rules/LOCK is missing; run `attuner rules lock`")
     return 0

@@ -176,7 +176,7 @@ def _breakdown_line(breakdown: StepBreakdown, history: History) -> tuple[str, st
     if launch is None or launch.kind != "calibrate":
         return None
     shares = {k.replace("_", " "): v for k, v in breakdown.shares().items()}
-    return "where time goes", "  ".join(f"{k} {v:.0%} {bar(v, 12)}" for k, v in shares.items())
+    return "where time goes", "  ".join(f"{k} {v:.0%} {bar(v, 12)}" for k, v in shares.items() if v > 0 or k != "copy")
 
 
 def _end_line(record: Record) -> tuple[str, str] | None:

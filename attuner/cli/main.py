@@ -31,6 +31,9 @@ def parser() -> argparse.ArgumentParser:
     _campaign_verbs(verbs)
     _reading_verbs(verbs)
     _gate_verbs(verbs)
+    _lesson_verbs(verbs)
+    _profile_verb(verbs)
+    _bench_verb(verbs)
     return top
 
 
@@ -51,6 +54,14 @@ def _campaign_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     resume.add_argument("--quiet", action="store_true", help="print the last five lines only")
     check = _add(verbs, "check", "validate a campaign file and show cost and verdict; spends nothing", "check:check", json=True)
     check.add_argument("file", metavar="FILE", help="campaign file")
+    about = "memory per stage and step time of a recipe, from public figures; spends nothing"
+    guess = _add(verbs, "estimate", about, "estimate:estimate", json=True)
+    guess.add_argument("file", metavar="RECIPE|CAMPAIGN", help="recipe file, or a campaign file")
+    guess.add_argument("--cluster", default="", metavar="FILE", help="cluster file with figures (default: the campaign's)")
+    guess.add_argument("--gpus", type=int, default=0, help="devices (default: the campaign's, else the cluster's)")
+    guess.add_argument("--global-batch", type=int, default=0, metavar="N", help="rows per update")
+    guess.add_argument("--seq-len", type=int, default=0, metavar="N", help="tokens of a row")
+    guess.add_argument("--precision", default="", choices=["", "bf16", "fp16", "fp32"], help="default: the recipe's")
 
 
 def _reading_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
@@ -64,9 +75,22 @@ def _reading_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     verify = _add(acts, "verify", "find any edited, missing or reordered row, and a lost tail", "read:ledger_verify", json=True)
     verify.add_argument("campaign", metavar="CAMPAIGN", nargs="?", default="", help="one campaign only")
     export = _add(
-        acts, "export", "write a snapshot for plain SQL (.duckdb, .parquet, .csv, .json)", "read:ledger_export", json=True
+        acts,
+        "export",
+        "write a snapshot for plain SQL (.duckdb, .parquet, .csv, .json), or one campaign as a replay table (CAMPAIGN TABLE.csv)",
+        "read:ledger_export",
+        json=True,
     )
-    export.add_argument("target", metavar="TARGET", help="file to write")
+    export.add_argument(
+        "target", metavar="[CAMPAIGN] TARGET", nargs="+", help="file to write; before it the campaign, for a table"
+    )
+
+
+def _profile_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    profile = _add(verbs, "profile", "where each step of a profiler trace went", "profile:profile", json=True)
+    profile.add_argument("traces", metavar="TRACE", nargs="+", help="Kineto trace (.json, .json.gz), one a rank, or their folder")
+    profile.add_argument("--html", default="", metavar="FILE", help="write the picture there")
+    profile.add_argument("--top", type=int, default=8, help="longest kernels to list (default 8)")
 
 
 def _gate_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
@@ -104,7 +128,40 @@ def _gate_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     explain = _add(acts, "explain", "what the register says of one argument", "rules:explain", json=True)
     explain.add_argument("argument", metavar="ARG", help="final argument, its flag, env:NAME or fact:NAME")
     explain.add_argument("--stack", default="", help="one stack only")
+    levers = _add(acts, "levers", "the lever catalog", "levers:levers", json=True)
+    levers.add_argument("--stack", default="", help="one stack only")
+    levers.add_argument("--markdown", action="store_true", help="print the page docs/levers.md, of all stacks")
     _add(acts, "lock", "write rules/LOCK after a change of rules/ or attuner/policy", "rules:lock")
+
+
+def _bench_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    bench = _add(verbs, "bench", "compare proposers on replay tables, or on a real cluster", "bench:bench", json=True)
+    bench.add_argument("tables", metavar="TABLE", nargs="*", help="replay tables: descriptions, or names in configs/replay/")
+    bench.add_argument("--arms", default="catalog,tpe,random", metavar="A,B", help="proposers; NAME+prefilter, NAME-hold")
+    bench.add_argument("--seeds", type=int, default=5, help="campaigns per table and arm (default 5)")
+    bench.add_argument("--first-seed", type=int, default=0)
+    bench.add_argument("--launches", type=int, default=30, help="search budget, in baseline launches (default 30)")
+    bench.add_argument("--all-in", action="store_true", help="calibration and re-measurement are paid from the same budget")
+    bench.add_argument("--early-stop", action="store_true", help="end trials that are surely slower than the leader")
+    bench.add_argument("--perturb", action="append", default=[], metavar="NAME=F", help="inter_node_comm=2, compute=0.85")
+    bench.add_argument("--jobs", type=int, default=1, help="processes (default 1)")
+    bench.add_argument("--local", default="", metavar="FILE", help="run real campaigns of this file instead, arms in turn")
+    bench.add_argument("--gpu-hours", type=float, default=None, help="with --local: device-hours of each (default: the file's)")
+    bench.add_argument("--against", default="", metavar="ARM", help="arm that is tested against the others (default: the first)")
+    bench.add_argument(
+        "--add", action="append", default=[], metavar="CSV", help="campaigns.csv of an earlier bench, to show beside"
+    )
+    bench.add_argument("--out", default="", metavar="DIR", help="folder of bench.html and the CSV files (default: out/bench)")
+    bench.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _lesson_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    lessons = verbs.add_parser("lessons", help="what was learnt so far, with scope and source")
+    acts = lessons.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=_Parser)
+    listed = _add(acts, "list", "list the lessons that proposers read", "lessons:list_lessons", json=True)
+    listed.add_argument("--stack", default="", help="one stack only")
+    listed.add_argument("--model", default="", help="those that may hold for a model's name, or for `dense` or `moe`")
+    listed.add_argument("--lever", default="", metavar="GROUP", help="those that speak of a lever group")
 
 
 def _asked(words: list[str]) -> list[str]:

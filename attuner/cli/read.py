@@ -7,12 +7,16 @@ import datetime as dt
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attuner.core.errors import UserError
 from attuner.core.events import History
 from attuner.policy import budget
 from attuner.settings import load_settings
+
+if TYPE_CHECKING:
+    from attuner.core.diagnosis import Diagnosis
+    from attuner.ledgers.duckdb_file import DuckdbLedger
 
 
 def status(arguments: argparse.Namespace) -> int:
@@ -23,8 +27,12 @@ def status(arguments: argparse.Namespace) -> int:
     ledger = open_ledger(settings)
     if arguments.campaign:
         history = History(ledger.history(ledger.find(arguments.campaign)))
-        data = one(history)
-        print(json.dumps(data, indent=1, ensure_ascii=False) if arguments.json else detail(data, history))
+        diagnosis = diagnosed(history, settings.rules_dir())
+        data = {**one(history), "diagnosis": diagnosis.data() if diagnosis else None}
+        if arguments.json:
+            print(json.dumps(data, indent=1, ensure_ascii=False))
+        else:
+            print("\n".join([detail(data, history), *(bottleneck_lines(diagnosis) if diagnosis else [])]))
         return 0
     rows = [one(h) for name in ledger.campaigns() if (h := History(ledger.history(name))).all("campaign", _campaign())]
     if arguments.json:
@@ -47,7 +55,7 @@ def one(history: History) -> dict[str, Any]:
     campaign, shipment, calibration, stop = history.campaign(), history.shipment(), history.calibration(), history.stop()
     running = [x.id for x in history.launches() if history.trial(x.id) is None]
     if shipment:
-        stage = "shipped"
+        stage = "on paper" if shipment.on_paper else "shipped"
     elif stop:
         stage = "remeasure"
     elif calibration:
@@ -63,7 +71,7 @@ def one(history: History) -> dict[str, Any]:
         "born": dt.datetime.fromtimestamp(history.events[0].at, tz=dt.UTC).isoformat(timespec="seconds"),
         "last_event": dt.datetime.fromtimestamp(history.events[-1].at, tz=dt.UTC).isoformat(timespec="seconds"),
         "launches": len(history.launches()),
-        "failed": sum(1 for x in history.launches() if (t := history.trial(x.id)) and t.status != "ok"),
+        "failed": sum(1 for x in history.launches() if (t := history.trial(x.id)) and t.status not in ("ok", "stopped_early")),
         "baseline_tokens_per_s_per_gpu": calibration.mean if calibration else None,
         "best_tokens_per_s_per_gpu": best or None,
         "band": calibration.band if calibration else None,
@@ -74,6 +82,35 @@ def one(history: History) -> dict[str, Any]:
         "stop": stop.reason if stop else None,
         "waits_for_review": shipment.open_reviews if shipment else [],
     }
+
+
+SHOWN = 4
+"""Bottlenecks that `status` names."""
+
+
+def diagnosed(history: History, rules_dir: Path) -> Diagnosis | None:
+    """Return what holds the leader's step up, with the levers that ease it; None before the calibration."""
+    if not history.all("campaign", _campaign()) or not history.leader():
+        return None
+    from attuner.config import load_levers
+    from attuner.traces.diagnosis import diagnose_launch
+
+    return diagnose_launch(history, history.leader(), load_levers(rules_dir, history.campaign().stack.name))
+
+
+def bottleneck_lines(diagnosis: Diagnosis) -> list[str]:
+    """Return the largest bottlenecks, each with the most that easing it can give and the levers that ease it."""
+    lines = [f"  where the step of {diagnosis.launch_id} goes; the most that easing a part can give; levers, strongest first"]
+    for b in diagnosis.bottlenecks[:SHOWN]:
+        lines.append(f"    {b.name:24} {b.share:6.1%}  at most {b.max_gain:+7.1%}  {', '.join(b.levers[:SHOWN])}".rstrip())
+    told = {
+        "bubble by the schedule": diagnosis.bubble or None,
+        "slowest stage over the mean": diagnosis.stage_imbalance or None,
+    }
+    lines += [f"    {name}: {share:.1%}" for name, share in told.items() if share is not None]
+    if diagnosis.mem_headroom_gib is not None:
+        lines.append(f"    memory left on the fullest device: {diagnosis.mem_headroom_gib:.2f} GiB")
+    return [*lines, *(f"    {text}" for text in [*diagnosis.stragglers[:SHOWN], *diagnosis.notes])]
 
 
 def line(row: dict[str, Any]) -> str:
@@ -99,7 +136,7 @@ def detail(data: dict[str, Any], history: History) -> str:
         hypothesis = history.hypothesis(launch.hypothesis) if launch.hypothesis else None
         said = hypothesis.title if hypothesis else launch.purpose
         predicted = f"predicted {hypothesis.predicted_gain:+.0%} (±{hypothesis.predicted_error:.0%})" if hypothesis else ""
-        outcome: str = trial.status if trial else "running"
+        outcome = trial.status.replace("_", " ") if trial else "running"
         if score and score.valid:
             outcome = f"{score.tokens_per_s_per_gpu:,.0f}" + (f" {score.gain:+.0%}" if hypothesis else "")
         lead = "  new leader" if score and score.new_leader else ""
@@ -158,13 +195,41 @@ def ledger_verify(arguments: argparse.Namespace) -> int:
 
 
 def ledger_export(arguments: argparse.Namespace) -> int:
-    """Write a consistent snapshot for plain SQL."""
+    """Write a consistent snapshot for plain SQL, or with two words one campaign as a replay table."""
     from attuner.wiring import open_ledger
 
     settings = load_settings(project=arguments.project)
     if not settings.ledger.exists():
         raise UserError(f"{settings.ledger}: no ledger there; set ATTUNER_HOME or run a campaign first")
-    target = Path(arguments.target)
+    if len(arguments.target) > 2:
+        raise UserError("ledger export: name a file, or a campaign and a .csv file")
+    target = Path(arguments.target[-1])
+    if len(arguments.target) == 2:
+        return _export_table(arguments, open_ledger(settings), target)
     open_ledger(settings).export(target)
     print(json.dumps({"written": str(target)}) if arguments.json else f"wrote {target}")
+    return 0
+
+
+def _export_table(arguments: argparse.Namespace, ledger: DuckdbLedger, target: Path) -> int:
+    """Write TABLE.csv with its description TABLE.yaml beside it."""
+    from attuner.tables import recorded
+
+    if target.suffix != ".csv":
+        raise UserError(f"export {target}: a replay table is a .csv file")
+    description = target.with_suffix(".yaml")
+    taken = next((p for p in (target, description) if p.exists()), None)
+    if taken is not None:
+        raise UserError(f"export {target}: {taken} is there already; name another file")
+    if not target.parent.is_dir():
+        raise UserError(f"export {target}: no folder {target.parent}; make it first")
+    name = ledger.find(arguments.target[0])
+    made = recorded(History(ledger.history(name)))
+    target.write_text(made.rows, encoding="utf-8")
+    description.write_text(f"# Written by `attuner ledger export {name} {target.name}`.\n{made.about}", encoding="utf-8")
+    if arguments.json:
+        print(json.dumps({"written": [str(target), str(description)], "rows": made.num_rows, "left_out": made.left_out}))
+    else:
+        print(f"wrote {target}: {made.num_rows} recipes of {name}, and {description.name} beside it")
+        print(*(f"left out {line}" for line in made.left_out), sep="\n", end="\n" if made.left_out else "")
     return 0

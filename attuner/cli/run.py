@@ -107,6 +107,7 @@ def _interrupted(watch: Any, settings: Settings) -> None:
 
 
 def _last_lines(console: Any, settings: Settings, folder: Path) -> None:
+    from attuner.steps.ship import recipe_name
     from attuner.wiring import open_ledger
 
     history = History(open_ledger(settings).history(folder.name))
@@ -121,7 +122,7 @@ def _last_lines(console: Any, settings: Settings, folder: Path) -> None:
     ui = os.environ.get("PREFECT_API_URL", "")
     see = ui.removesuffix("/api") if ui else "prefect server start, then http://127.0.0.1:4200"
     for label, text in (
-        ("shipped", f"{folder / 'recipe.yaml'}"),
+        ("not shippable" if shipment.on_paper else "shipped", f"{folder / recipe_name(shipment)}"),
         ("gain", kept + band),
         ("spent", f"{spent * 60:.1f} of {total * 60:.1f} device-minutes, {len(history.launches())} launches"),
         ("report", f"{folder / 'report.html'}"),

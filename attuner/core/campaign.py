@@ -67,7 +67,7 @@ class LauncherSpec(Record):
 
     name: str
     cluster: Cluster
-    table: str = Field(default="", description="replay: the table that is played: its description, or an exported campaign's .csv")
+    table: str = Field(default="", description="replay: the table that is played: its description, or its .csv")
     seed: int = Field(default=0, description="replay: seeds the noise")
 
 

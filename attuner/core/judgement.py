@@ -134,7 +134,7 @@ class Shipment(Record):
     reason: str
     folder: str
     open_reviews: list[str] = Field(default_factory=list)
-    on_paper: str = Field(default="", description="why it may not be shipped: found on a replayed table, where nothing is trained")
+    on_paper: str = Field(default="", description="why it may not be shipped: found on a replay table, nothing was trained")
 
 
 class Note(Record):

@@ -7,6 +7,7 @@ difference. For tests, for comparing proposers, and for rehearsing a campaign be
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -103,7 +104,16 @@ class Replay:
         return JobState(phase="succeeded" if outcome == "ok" else "failed")
 
     def cancel(self, attempt: Attempt) -> None:
-        """Nothing runs, so nothing is to be stopped."""
+        """Take back what would have come after this moment; harmless if it has ended."""
+        folder, now = Path(attempt.folder), self._clock.now()
+        if self.poll(attempt).done():
+            return
+        told = [x for x in files.read_jsonl(folder / files.STAMPS) if x["event"] != "released"]
+        done = [x for x in files.read_jsonl(folder / files.STEPS) if x["t"] <= now]
+        _rewrite(folder / files.STAMPS, [*told, {"event": "released", "t": now, "outcome": "stopped", "detail": "asked to stop"}])
+        _rewrite(folder / files.STEPS, done)
+        (folder / files.DONE).unlink(missing_ok=True)
+        self._ends[attempt.submission_id] = now
 
     def files(self, attempt: Attempt) -> RunFiles:
         """Return what the launch left."""
@@ -111,6 +121,10 @@ class Replay:
 
     def close(self) -> None:
         """Nothing was started."""
+
+
+def _rewrite(path: Path, lines: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(x, sort_keys=True) + "\n" for x in lines))
 
 
 def _spread(identity: str) -> float:

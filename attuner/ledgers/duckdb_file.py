@@ -21,10 +21,11 @@ from attuner.core.errors import Broken, Refused, UserError
 from attuner.ledgers import chain, schema
 from attuner.ledgers.anchor import read_anchor, write_anchor
 from attuner.ledgers.chain import Lease, Marks, Problem, Row, Tail
+from attuner.ledgers.duckdb_events import ask_events
 from attuner.ledgers.duckdb_export import Table, ask, copy_to
 from attuner.ledgers.duckdb_session import Connection, Session
 from attuner.ledgers.locks import FileLock, LeaseFile
-from attuner.ports import Event
+from attuner.ports import Answer, Event
 
 _ROWS = 'SELECT seq, campaign_id, n, kind, key, "at", fence, record, prev, hash FROM events'
 
@@ -156,6 +157,10 @@ class DuckdbLedger:
     def find(self, text: str) -> str:
         """Return the campaign that `text` names, in full or by a unique prefix. Raises UserError naming candidates."""
         return chain.resolve(text, self.campaigns())
+
+    def ask(self, events: list[Event], sql: str) -> Answer:
+        """Return what one SELECT says of a copy of these events; see ports.Ledger."""
+        return ask_events(events, sql)
 
     def query(self, sql: str) -> Table:
         """Return the answer of one SELECT over tables and views; it can't write, nor touch other files.

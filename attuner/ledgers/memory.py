@@ -16,7 +16,7 @@ from attuner.core.base import Record
 from attuner.core.errors import Refused
 from attuner.ledgers import chain
 from attuner.ledgers.chain import Lease, Marks, Problem, Row, Tail
-from attuner.ports import Event
+from attuner.ports import Answer, Event
 
 
 class Store:
@@ -97,6 +97,12 @@ class MemoryLedger:
         """Return the ids of all campaigns that were born (have a `campaign` event), oldest first."""
         with self.store.thread:
             return list(dict.fromkeys(row.campaign_id for row in self.store.rows if row.kind == "campaign"))
+
+    def ask(self, events: list[Event], sql: str) -> Answer:
+        """Return what one SELECT says of a copy of these events; see ports.Ledger."""
+        from attuner.ledgers.duckdb_events import ask_events
+
+        return ask_events(events, sql)
 
     def find(self, text: str) -> str:
         """Return the campaign that `text` names, in full or by a unique prefix. Raises UserError naming candidates."""

@@ -47,7 +47,7 @@ _KINDS: Final[dict[str, tuple[str, str]]] = {
     "hypotheses": (
         "hypothesis",
         "id parent lever_group=group title bottleneck mechanism predicted_gain:DOUBLE predicted_error:DOUBLE "
-        "arguments:JSON env:JSON",
+        "arguments:JSON env:JSON citations:JSON assumptions:JSON lessons:JSON",
     ),
     "verdicts": ("verdict", "look decision subject recipe findings:JSON"),
     "scores": (
@@ -57,6 +57,16 @@ _KINDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "shipments": ("shipment", "launch_id recipe gain:DOUBLE kept_baseline:BOOLEAN reason folder"),
     "notes": ("note", "record:JSON=$"),
+    "replies": (
+        "reply",
+        "status stop_reason input_tokens:BIGINT=usage.input_tokens output_tokens:BIGINT=usage.output_tokens "
+        "cache_write_tokens:BIGINT=usage.cache_write_tokens cache_read_tokens:BIGINT=usage.cache_read_tokens "
+        "usd:DOUBLE detail content:JSON",
+    ),
+    "asked": (
+        "message",
+        "number:INTEGER hypothesis thread model bound_tokens:BIGINT=input_tokens max_tokens:BIGINT bound_usd:DOUBLE sent:JSON",
+    ),
 }
 
 _LATEST: Final = """CREATE OR REPLACE VIEW latest AS SELECT * FROM events
@@ -68,6 +78,18 @@ _JOINS: Final = (
            s.gpus, s.allocated_at, s.released_at, s.gpu_hours, s.how, s.lost
     FROM submissions a LEFT JOIN settlements s
       ON s.campaign_id = a.campaign_id AND s.launch_id = a.launch_id AND s.attempt = a.number""",
+    # a call whose reply never came counts as its bound
+    """CREATE OR REPLACE VIEW messages AS
+    SELECT a.campaign_id, a.n, a.at_s, a.key, a.number, a.hypothesis, a.thread, a.model,
+           coalesce(r.status, 'unanswered') AS status, r.stop_reason, r.input_tokens, r.output_tokens,
+           r.cache_write_tokens, r.cache_read_tokens, a.bound_usd, coalesce(r.usd, a.bound_usd) AS usd,
+           r.at_s - a.at_s AS took_s, r.detail, a.sent, r.content
+    FROM asked a LEFT JOIN replies r ON r.campaign_id = a.campaign_id AND r.key = a.key ORDER BY a.campaign_id, a.number""",
+    """CREATE OR REPLACE VIEW spend_usd AS
+    SELECT campaign_id, model, count(*) AS num_calls, count(*) FILTER (status = 'unanswered') AS num_unanswered,
+           sum(input_tokens) AS input_tokens, sum(output_tokens) AS output_tokens,
+           sum(cache_write_tokens) AS cache_write_tokens, sum(cache_read_tokens) AS cache_read_tokens, sum(usd) AS usd
+    FROM messages GROUP BY ALL ORDER BY ALL""",
     """CREATE OR REPLACE VIEW spend AS
     SELECT s.campaign_id, coalesce(l.kind, 'unknown') AS launch_kind, sum(s.gpu_hours) AS gpu_hours,
            count(*) AS num_attempts

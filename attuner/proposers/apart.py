@@ -1,7 +1,8 @@
 """Any proposer, in a process of its own that can touch nothing: it gets a copy of the past and gives back one move.
 
 The proposer is untrusted. It has no ledger, no rules folder, no cluster and no credentials: its environment is empty, and where
-the kernel has Landlock it can neither write a file nor read one beyond code, nor connect, nor signal (`jail`).
+the kernel has Landlock it can neither write a file nor read one beyond code, nor connect, nor signal (`jail`). While it makes its
+move it may ask fixed code through its pipe: one line `{"ask", "input"}`, answered by the brief's desk with one line.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from attuner.core import errors
-from attuner.core.errors import Broken
+from attuner.core.errors import Broken, Refused, RegisterChanged, UserError
 from attuner.core.search import Hypothesis, Stop
-from attuner.ports import Brief
+from attuner.ports import Brief, Desk
 
 START_TIMEOUT_S = 60.0
 PASSED_ON = ("PATH", "LANG", "LC_ALL", "TZ")
@@ -33,8 +34,9 @@ class Apart:
         kind: `module:Class` of the proposer.
         path: folders to put on its import path (for proposers outside this package).
         env: further variables that it needs, by value.
+        readable: files and folders that it may read beside code.
         network: it talks to a model, so TCP stays open.
-        answer_timeout_s: how long one move may take.
+        answer_timeout_s: how long it may be silent; a question to fixed code is a word too.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class Apart:
         *,
         path: Sequence[str] = (),
         env: dict[str, str] | None = None,
+        readable: Sequence[str] = (),
         network: bool = False,
         answer_timeout_s: float = 600.0,
     ) -> None:
         self._kind, self._path, self._network = kind, list(path), network
-        self._env, self._timeout_s = env or {}, answer_timeout_s
+        self._env, self._readable, self._timeout_s = env or {}, list(readable), answer_timeout_s
         self._process: subprocess.Popen[str] | None = None
         self._lines: queue.Queue[str] = queue.Queue()
 
@@ -65,15 +68,29 @@ class Apart:
             "remaining_gpu_hours": brief.remaining_gpu_hours,
             "next_id": brief.next_id,
             "events": [e.data() for e in brief.history.events],
+            "lessons": [x.data() for x in brief.lessons],
+            "summaries": [x.data() for x in brief.summaries],
+            "source": brief.source,
         }
+        self._say(process, question)
+        while "ask" in (said := self._read(self._timeout_s)):
+            try:
+                answer = _answer(brief.desk, said)
+            except BaseException:
+                self.close()  # it waits for an answer that never comes: the next question finds a fresh process
+                raise
+            self._say(process, answer)
+        return self._move(said)
+
+    def _say(self, process: subprocess.Popen[str], value: dict[str, Any]) -> None:
         if process.stdin is None:
             raise Broken("proposer: no way to ask it; this is a defect of attuner")
         try:
-            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.write(json.dumps(value) + "\n")
             process.stdin.flush()
         except OSError as error:
+            self.close()
             raise Broken(f"proposer {self._kind}: {error}; see the lines above it") from None
-        return self._move(self._read(self._timeout_s))
 
     def _move(self, said: dict[str, Any]) -> Hypothesis | Stop:
         if "error" in said:
@@ -92,7 +109,7 @@ class Apart:
             env["PYTHONPATH"] = os.pathsep.join(self._path)
         options = ["--network"] if self._network else []
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "attuner.proposers.worker", self._kind, *options],
+            [sys.executable, "-P", "-m", "attuner.proposers.worker", self._kind, *options, *self._readable],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -135,3 +152,16 @@ class Apart:
             if pipe is not None:
                 pipe.close()
         self._lines = queue.Queue()
+
+
+def _answer(desk: Desk | None, said: dict[str, Any]) -> dict[str, Any]:
+    """Let fixed code answer what the proposer asks; a refusal is an answer, a moved register or lost contact is not."""
+    try:
+        if desk is None:
+            raise Refused("nobody answers here")
+        given = said.get("input")
+        return {"answer": desk(str(said["ask"]), given if isinstance(given, dict) else {})}
+    except RegisterChanged:
+        raise
+    except (Refused, UserError) as error:
+        return {"refused": str(error), "kind": type(error).__name__}

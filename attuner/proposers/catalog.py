@@ -1,160 +1,224 @@
-"""The proposer `catalog`: reads where the leader's step goes and picks, from levers.yaml, what should ease it most.
+"""The proposer `catalog`: no language model; looks where the step goes, looks ahead, and launches what should pay best.
 
-For every option that fits the leader it predicts the gain: the share of the step that the option's lever eases, times the
-fraction of it that the catalog expects to go. What a group really gave in this campaign scales its later predictions. A
-layout that ran out of memory is tried again with less memory (parent: that trial) before it is given up. When no option's
-upper bound clears the band, it stops and says what the best one would have been.
+For everything that the lever catalog offers it asks the estimate, which has learnt from every launch of this campaign, what
+gain to expect and whether it fits; where the estimate doesn't see a lever, the share of the step that the lever eases says it.
+It plans up to three moves ahead (`catalog_plan`), because levers are worth more together, and makes the first of them. A launch
+that ran out of memory is gone on from with something that needs less. It stops when nothing within reach is worth its cost.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from attuner.core.base import Value
+from attuner.core.errors import AttunerError
 from attuner.core.events import History
-from attuner.core.recipe import EffectiveConfig, Recipe, same_value
-from attuner.core.run import StepBreakdown
+from attuner.core.recipe import same_value
+from attuner.core.run import Launch
 from attuner.core.search import Hypothesis, Stop
-from attuner.policy.conditions import holds
+from attuner.estimate.forecast import Forecaster
+from attuner.estimate.model import Estimate
+from attuner.policy import lessons
 from attuner.ports import Brief
+from attuner.proposers.catalog_moves import Move, facts_of, moves
+from attuner.proposers.catalog_plan import DEPTH, Place, Planner, Root
+from attuner.proposers.catalog_value import Outlook, combined, fit_probability
+from attuner.traces.diagnosis import diagnose_launch, launch_parts
+from attuner.traces.parts import Parts, eased
 
 LOST_WEIGHT = 0.5
-"""How much one failed or slower try of a group lowers its later predictions."""
+"""How much one failed or slower try of a group lowers its later predictions by shares."""
 SCALE_LIMITS = (0.25, 2.0)
-
-
-@dataclass(frozen=True)
-class Option:
-    """One applicable option of one lever group, with its prediction."""
-
-    lever: dict[str, Any]
-    title: str
-    arguments: dict[str, Value]
-    bottleneck: str
-    gain: float
-    error: float
+RECENT = 2
+"""Launches beside the leader that a move may start from."""
+WORTH_IT = 0.001
+"""The least expected gain per launch, a fraction of speed, that is worth going on for."""
+TIGHT = 0.35
+"""Least probability of fitting for a launch to be made; what fits is made first, and teaches where the limit is."""
 
 
 class Catalog:
-    """Implements ports.Proposer over the lever catalog."""
+    """Implements ports.Proposer over the lever catalog and the estimate."""
 
     def close(self) -> None:
         """Nothing to end; see ports.Proposer."""
 
     def ask(self, brief: Brief) -> Hypothesis | Stop:
-        """Return the most promising untried option, or a Stop with its evidence; see ports.Proposer."""
+        """Return the first move towards the best place within reach, or a Stop with its evidence; see ports.Proposer."""
+        view = View.of(brief)
+        # shares say nothing of two levers together, so without an estimate there is no looking ahead
+        depth = DEPTH if view.forecaster is not None else 1
+        planner = Planner(options=view.options, value=view.outlook, band=view.band, depth=depth)
+        places = planner.places(view.roots())
+        for place in places:
+            if not self._worth_it(place, view):
+                break
+            for step in planner.first_steps(place):
+                if view.open(step):
+                    return _hypothesis(brief, view, step, place)
+        fitting = [p for p in places if p.outlook.fits >= TIGHT] or places
+        best = max(fitting, key=lambda p: p.outlook.gain + p.outlook.error, default=None)
+        return Stop(reason="nothing left is predicted to clear the band", evidence=_evidence(view, best))
+
+    @staticmethod
+    def _worth_it(place: Place, view: View) -> bool:
+        return place.outlook.hopeful(view.band) and place.score > WORTH_IT
+
+
+@dataclass
+class View:
+    """One campaign as the proposer sees it at one moment, with what it works out once per move."""
+
+    brief: Brief
+    forecaster: Forecaster | None
+    why_blind: str
+    leader: str
+    band: float
+    tried: set[str]
+    _parts: dict[str, Parts | None] = field(default_factory=dict)
+    _estimates: dict[str, Estimate | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, brief: Brief) -> View:
+        """Read the past."""
         history = brief.history
-        again = self._after_oom(brief)
-        if again is not None:
-            return again
-        leader = history.leader()
-        options = self._options(brief, leader)
         calibration = history.calibration()
-        band = calibration.band if calibration else 0.03
-        options.sort(key=lambda o: -(o.gain + o.error / 4))
-        hopeful = [o for o in options if o.gain + o.error > band]
-        if not hopeful:
-            best = max(options, key=lambda o: o.gain, default=None)
-            said = f"best left: {best.title}, {best.gain:+.1%} ± {best.error:.1%}" if best else "no option of the catalog is left"
-            return Stop(reason="nothing left is predicted to clear the band", evidence=[said, f"band {band:.1%}"])
-        best = hopeful[0]
-        return _hypothesis(brief, best, parent=leader)
-
-    def _after_oom(self, brief: Brief) -> Hypothesis | None:
-        """Return the less hungry variant of the last launch, if that ran out of memory and is worth another try."""
-        history = brief.history
-        searched = [x for x in history.launches() if x.kind == "search"]
-        trial = history.trial(searched[-1].id) if searched else None
-        if trial is None or trial.status != "oom":
-            return None
-        failed = next((h for h in history.hypotheses() if h.id == searched[-1].hypothesis), None)
-        lever = next((x for x in brief.levers if failed and x["id"] == failed.group), None)
-        groups = (lever or {}).get("when_oom", [])
-        options = [o for o in self._options(brief, searched[-1].id, saving=True) if o.lever["id"] in groups]
-        if not options or failed is None:
-            return None
-        best = max(options, key=lambda o: o.gain)
-        leader_gain = failed.predicted_gain - 0.05  # recompute costs some of what the layout promised
-        fixed = Option(
-            lever=best.lever,
-            title=f"{failed.title}, with {best.title}",
-            arguments=best.arguments,
-            bottleneck=failed.bottleneck,
-            gain=leader_gain,
-            error=max(failed.predicted_error, 0.1),
+        forecaster, why = None, ""
+        try:
+            forecaster = Forecaster.of(history, brief.campaign)
+        except AttunerError as error:
+            why = str(error)
+        return cls(
+            brief=brief,
+            forecaster=forecaster,
+            why_blind=why,
+            leader=history.leader(),
+            band=calibration.band if calibration else brief.campaign.noise.floor,
+            tried={x.recipe for x in history.launches() if x.kind in ("calibrate", "search")} | _refused(history),
         )
-        return _hypothesis(brief, fixed, parent=searched[-1].id)
 
-    def _options(self, brief: Brief, parent: str, *, saving: bool = False) -> list[Option]:
-        """Return every applicable, untried option on top of a parent; `saving` keeps those that need less memory."""
-        history = brief.history
-        launch = history.launch(parent)
-        effective = history.effective(launch.recipe) if launch else None
-        if launch is None or effective is None:
-            return []
-        recipe = history.recipe(launch.recipe)
-        tried = {x.recipe for x in history.launches()} | _refused(history)
-        shares = bottlenecks(history, parent)
+    # ---- where a move may start
+    def roots(self) -> list[Root]:
+        """Return the leader and the last launches beside it; one that ran out of memory asks for less of it."""
+        history = self.brief.history
+        ended = [x for x in history.launches() if x.kind == "search" and (t := history.trial(x.id)) and t.status in ("ok", "oom")]
+        names = [self.leader, *(x.id for x in reversed(ended[-RECENT:]) if x.id != self.leader)]
         found = []
-        for lever in brief.levers:
-            for option in lever["options"]:
-                if saving and option.get("memory", 0) >= 0:
-                    continue
-                built = _built(lever, option, recipe, effective, brief.campaign.workload.gpus)
-                if built is None or recipe.changed(built).digest() in tried:
-                    continue
-                found.append(_predicted(lever, option, built, effective, shares, group_scale(history, lever["id"])))
+        for name in dict.fromkeys(n for n in names if n):
+            launch, trial = history.launch(name), history.trial(name)
+            effective = history.effective(launch.recipe) if launch else None
+            if effective is not None:
+                only = self._when_oom(launch) if launch and trial is not None and trial.status == "oom" else None
+                found.append(Root(name, effective.arguments, effective.facts, only))
         return found
+
+    def _when_oom(self, launch: Launch) -> frozenset[str]:
+        """Return the groups that the lever of a failed launch names for running out of memory."""
+        asked = self.brief.history.hypothesis(launch.hypothesis)
+        lever = next((x for x in self.brief.levers if asked is not None and x["id"] == asked.group), {})
+        return frozenset(lever.get("when_oom", []))
+
+    def options(self, place: Place, without: frozenset[str]) -> list[Move]:
+        """Return the catalog's moves from a place."""
+        world, space = self.brief.campaign.workload.gpus, self.brief.campaign.proposer.space
+        facts = place.root.facts if not place.moves else facts_of(place.arguments, world)
+        points = self.forecaster is not None
+        return moves(self.brief.levers, place.arguments, facts, world=world, space=space, points=points, without=without)
+
+    def open(self, step: Place) -> bool:
+        """Tell whether a single move may be launched: not tried, not refused before, and likely to fit."""
+        return step.outlook.fits >= TIGHT and self.recipe_of(step) not in self.tried
+
+    def recipe_of(self, step: Place) -> str:
+        """Return the digest of the recipe that a single move makes."""
+        history = self.brief.history
+        launch = history.launch(step.root.launch)
+        return history.recipe(launch.recipe).changed(self.changes(step)).digest() if launch else ""
+
+    def changes(self, step: Place) -> dict[str, Value]:
+        """Return what a single move writes into its parent's recipe."""
+        history, before = self.brief.history, step.root.arguments
+        launch = history.launch(step.root.launch)
+        written = history.recipe(launch.recipe).arguments if launch else {}
+        wanted = step.moves[-1].arguments
+        return {k: v for k, v in wanted.items() if not same_value(v, before.get(k)) or k in written}
+
+    # ---- what a place is worth
+    def outlook(self, root: Root, path: tuple[Move, ...], arguments: Mapping[str, Value]) -> Outlook | None:
+        """Return what a place promises over the leader; None if it can't be built."""
+        unseen = list(path)
+        told = Outlook(0.0, 0.0, seen=False)
+        if self.forecaster is not None:
+            estimate = self._estimate(arguments)
+            if estimate is None:
+                return None
+            told = self._told(estimate, arguments)
+            unseen = [m for m in path if self._blind_to(m, arguments, root)]
+        elif root.only is not None and not any(m.option.get("memory", 0) < 0 for m in path):
+            return None
+        for move in unseen:
+            told = combined(told, self._by_shares(root, move, arguments))
+        if self.forecaster is None and root.launch != self.leader:
+            told = combined(told, self._before(root))
+        return told
+
+    def _told(self, estimate: Estimate, arguments: Mapping[str, Value]) -> Outlook:
+        assert self.forecaster is not None
+        gain, error = self.forecaster.gain(arguments, self.leader)
+        limit = self.forecaster.machine.mem_gib
+        fits = (
+            1.0 if limit is None else fit_probability(estimate.peak_mem_gib, estimate.mem_low_gib, estimate.mem_high_gib, limit)
+        )
+        return Outlook(gain=gain, error=error, fits=fits)
+
+    def _estimate(self, arguments: Mapping[str, Value]) -> Estimate | None:
+        key = repr(sorted(arguments.items(), key=str))
+        if key not in self._estimates:
+            try:
+                self._estimates[key] = self.forecaster.predict(arguments) if self.forecaster else None
+            except AttunerError:
+                self._estimates[key] = None
+        return self._estimates[key]
+
+    def _blind_to(self, move: Move, arguments: Mapping[str, Value], root: Root) -> bool:
+        """Tell whether the estimate says the same with and without a move, so that only its shares can speak."""
+        if not move.option:
+            return False
+        without = {**arguments, **{k: root.arguments.get(k) for k in move.arguments}}
+        a, b = self._estimate(arguments), self._estimate(without)
+        return a is not None and b is not None and a.step_s == b.step_s
+
+    def _by_shares(self, root: Root, move: Move, arguments: Mapping[str, Value]) -> Outlook:
+        parts = self._shares(root.launch)
+        scale = group_scale(self.brief.history, move.group) * lessons.apply(self.brief.lessons, move.group, arguments)
+        eases = {**move.lever["eases"], **move.option.get("eases", {})}
+        saved = min(max(eased(eases, parts) * scale, -0.9), 0.9) if parts else 0.0
+        gain = 1.0 / (1.0 - saved) - 1.0
+        return Outlook(gain=gain, error=max(0.02, abs(gain) * 0.5), seen=False)
+
+    def _shares(self, launch: str) -> Parts | None:
+        if launch not in self._parts:
+            self._parts[launch] = launch_parts(self.brief.history, launch)[1]
+        return self._parts[launch]
+
+    def _before(self, root: Root) -> Outlook:
+        """Return what a launch beside the leader stands at: its score, or for one that failed what it was expected to give."""
+        score = self.brief.history.score(root.launch)
+        if score is not None and score.valid:
+            speed = self.brief.history.leader_speed()
+            return Outlook(score.tokens_per_s_per_gpu / speed - 1.0 if speed else 0.0, 0.0, seen=False)
+        launch = self.brief.history.launch(root.launch)
+        asked = self.brief.history.hypothesis(launch.hypothesis) if launch else None
+        if asked is None:
+            return Outlook(-0.5, 0.1, seen=False)
+        # what saves memory costs some of what the failed launch promised
+        return Outlook(asked.predicted_gain - 0.05, max(asked.predicted_error, 0.1), seen=False)
 
 
 def _refused(history: History) -> set[str]:
     verdicts = [history.verdict(h.id) for h in history.hypotheses()]
     return {v.recipe for v in verdicts if v is not None and v.decision == "refuse"}
-
-
-def _built(
-    lever: dict[str, Any], option: dict[str, Any], recipe: Recipe, effective: EffectiveConfig, world: int
-) -> dict[str, Value] | None:
-    """Return the arguments that an option sets on this recipe, or None where it does not apply or changes nothing."""
-    values = effective.flat()
-    if not all(holds(c, values, values) for c in option.get("when", [])):
-        return None
-    arguments = {name: _value(spec, effective.arguments.get(name), world) for name, spec in option["set"].items()}
-    changed = {k: v for k, v in arguments.items() if not same_value(v, effective.arguments.get(k))}
-    return {k: v for k, v in arguments.items() if k in changed or k in recipe.arguments} if changed else None
-
-
-def _value(spec: Any, current: Value, world: int) -> Value:
-    if isinstance(spec, dict):
-        if "times" in spec and isinstance(current, int):
-            return int(current * spec["times"])
-        if "world" in spec:
-            return world
-    return spec if isinstance(spec, bool | int | float | str | list) else None
-
-
-def bottlenecks(history: History, launch_id: str) -> dict[str, float]:
-    """Return the step's shares of the launch, or of the nearest ancestor that was profiled.
-
-    Keys: compute, exposed_comm, exposed_comm:KIND, host, idle; values are fractions of the step.
-    """
-    seen = launch_id
-    for _ in range(len(history.launches()) + 1):
-        breakdown = history.breakdown(seen)
-        if breakdown is not None:
-            return _shares(breakdown)
-        launch = history.launch(seen)
-        parent = history.hypothesis(launch.hypothesis) if launch and launch.hypothesis else None
-        if parent is None:
-            break
-        seen = parent.parent
-    profiled = [b for x in history.launches() if x.kind == "calibrate" and (b := history.breakdown(x.id))]
-    return _shares(profiled[-1]) if profiled else {}
-
-
-def _shares(breakdown: StepBreakdown) -> dict[str, float]:
-    return {**breakdown.shares(), **{f"exposed_comm:{k}": v for k, v in breakdown.comm_shares().items()}}
 
 
 def group_scale(history: History, group: str) -> float:
@@ -173,34 +237,39 @@ def group_scale(history: History, group: str) -> float:
     return scale
 
 
-def _predicted(
-    lever: dict[str, Any],
-    option: dict[str, Any],
-    built: dict[str, Value],
-    effective: EffectiveConfig,
-    shares: dict[str, float],
-    scale: float,
-) -> Option:
-    eases = {**lever["eases"], **option.get("eases", {})}
-    saved = sum(shares.get(name, 0.0) * fraction for name, fraction in eases.items()) * scale
-    saved = min(max(saved, -0.9), 0.9)
-    gain = 1.0 / (1.0 - saved) - 1.0
-    top = max(eases, key=lambda name: shares.get(name, 0.0) * abs(eases[name]), default="")
-    title = option.get("title") or ", ".join(
-        f"{k} {effective.arguments.get(k)}→{v}" for k, v in built.items() if not same_value(v, effective.arguments.get(k))
-    )
-    return Option(lever=lever, title=title, arguments=built, bottleneck=top, gain=gain, error=max(0.02, abs(gain) * 0.5))
-
-
-def _hypothesis(brief: Brief, option: Option, *, parent: str) -> Hypothesis:
+def _hypothesis(brief: Brief, view: View, step: Place, goal: Place) -> Hypothesis:
+    move, outlook = step.moves[-1], step.outlook
+    ahead = [m.title for m in goal.moves if m is not move and len(goal.moves) > 1]
+    why = str(move.lever["idea"])
+    if ahead:
+        why += f"; on the way to {goal.outlook.gain:+.0%} with {' and '.join(ahead)}"
     return Hypothesis(
         id=brief.next_id,
-        parent=parent,
-        group=str(option.lever["id"]),
-        arguments=option.arguments,
-        title=option.title,
-        bottleneck=option.bottleneck,
-        mechanism=str(option.lever["idea"]),
-        predicted_gain=round(option.gain, 4),
-        predicted_error=round(option.error, 4),
+        parent=step.root.launch,
+        group=move.group,
+        arguments=view.changes(step),
+        title=move.title,
+        bottleneck=_bottleneck(brief, step.root.launch, move),
+        mechanism=why,
+        predicted_gain=round(outlook.gain, 4),
+        predicted_error=round(max(outlook.error, 0.0001), 4),
+        lessons=[x.id for x in lessons.speaking(brief.lessons, move.group, step.arguments)],
     )
+
+
+def _bottleneck(brief: Brief, launch: str, move: Move) -> str:
+    """Return the largest bottleneck that the move's lever eases."""
+    found = diagnose_launch(brief.history, launch, brief.levers).bottlenecks
+    return next((b.name for b in found if move.group in b.levers), found[0].name if found else "")
+
+
+def _evidence(view: View, best: Place | None) -> list[str]:
+    if best is None:
+        return ["no option of the catalog is left", f"band {view.band:.1%}"]
+    titles = " and ".join(m.title for m in best.moves)
+    out = [f"best left: {titles}, {best.outlook.gain:+.1%} ± {best.outlook.error:.1%}", f"band {view.band:.1%}"]
+    if best.outlook.fits < 1 - TIGHT:
+        out.append(f"it fits the device with probability {best.outlook.fits:.0%}")
+    if view.why_blind:
+        out.append(f"no estimate: {view.why_blind}")
+    return out

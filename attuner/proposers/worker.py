@@ -1,6 +1,6 @@
-"""A proposer's process: answers one JSON line (a brief) with one JSON line (a hypothesis or a stop). It locks itself
-in before it reads anything of the campaign. Started by `apart`: `python -m attuner.proposers.worker MODULE:CLASS [--network]
-[READABLE...]`."""
+"""A proposer's process: answers one JSON line (a brief) with one JSON line (a hypothesis or a stop), and may ask fixed code
+through the same pipe meanwhile (`Pipe`). It locks itself in before it reads anything of the campaign. Started by `apart`:
+`python -m attuner.proposers.worker MODULE:CLASS [--network] [READABLE...]`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,36 @@ import sys
 from pathlib import Path
 from typing import Any, TextIO
 
+from attuner.core import errors
 from attuner.core.campaign import Campaign
-from attuner.core.errors import AttunerError
+from attuner.core.errors import AttunerError, Broken, Refused
 from attuner.core.events import Event, History
-from attuner.ports import Brief, Proposer
+from attuner.core.lesson import CampaignSummary, Lesson
+from attuner.ports import Brief, Desk, Proposer
 from attuner.proposers import jail
 
 
-def answer(proposer: Proposer, asked: dict[str, Any]) -> dict[str, Any]:
+class Pipe:
+    """Implements ports.Desk by asking the parent process."""
+
+    def __init__(self, questions: TextIO, answers: TextIO) -> None:
+        """Ask on `answers`, hear on `questions`."""
+        self._questions, self._answers = questions, answers
+
+    def __call__(self, name: str, given: dict[str, Any]) -> Any:
+        """Ask fixed code; raises Refused or UserError as it does, and Broken when the parent is gone."""
+        _say(self._answers, {"ask": name, "input": given})
+        line = self._questions.readline()
+        if not line:
+            raise Broken("the process that asked is gone")
+        heard = json.loads(line)
+        if "refused" in heard:
+            kind = getattr(errors, str(heard.get("kind")), Refused)
+            raise kind(str(heard["refused"]))
+        return heard["answer"]
+
+
+def answer(proposer: Proposer, asked: dict[str, Any], desk: Desk | None = None) -> dict[str, Any]:
     """Ask the proposer and return {"hypothesis"|"stop": …}, or {"error", "kind"} of a failure."""
     brief = Brief(
         campaign=Campaign.model_validate(asked["campaign"]),
@@ -26,6 +48,10 @@ def answer(proposer: Proposer, asked: dict[str, Any]) -> dict[str, Any]:
         remaining_gpu_hours=asked["remaining_gpu_hours"],
         next_id=asked["next_id"],
         history=History([Event.model_validate(e) for e in asked["events"]]),
+        lessons=[Lesson.model_validate(x) for x in asked["lessons"]],
+        summaries=[CampaignSummary.model_validate(x) for x in asked["summaries"]],
+        source=asked["source"],
+        desk=desk,
     )
     try:
         move = proposer.ask(brief)
@@ -37,8 +63,9 @@ def answer(proposer: Proposer, asked: dict[str, Any]) -> dict[str, Any]:
 def serve(proposer: Proposer, questions: TextIO, answers: TextIO, *, jailed: bool) -> None:
     """Answer until the questions end; the first line says whether the process is locked in."""
     _say(answers, {"jailed": jailed})
-    for line in questions:
-        _say(answers, answer(proposer, json.loads(line)))
+    desk = Pipe(questions, answers)
+    while line := questions.readline():
+        _say(answers, answer(proposer, json.loads(line), desk))
 
 
 def _say(answers: TextIO, value: dict[str, Any]) -> None:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 from typing import Any
 
+import paper_cluster
 import pytest
 from lab import BASE
 
 from attuner.core.errors import UserError
 from attuner.core.run import Attempt
 from attuner.launchers.replay import Replay, Row, VirtualClock
+from attuner.launchers.replay_table import EventClock, TableReplay, planned
 from attuner.ports import JobSpec
 from attuner.runner import files
 from attuner.stacks.mcore.stack import McoreStack
+from attuner.stacks.replay.stack import ReplayStack
 
 TABLE = [
     Row(match={"micro_batch_size": 9}, outcome="oom", detail="1.2 GiB asked, 1.0 GiB allowed"),
@@ -143,3 +147,109 @@ def test_torn_stamps_are_no_crash_of_the_launcher(tmp_path: Path, name: str, tex
     folder.mkdir(parents=True)
     (folder / name).write_text(text)
     assert Replay(TABLE, VirtualClock()).files(attempt(tmp_path)).stamp.outcome == ""
+
+
+# ------------------------------------------------------------------------------------------------- tables of replay
+
+
+class TestTableReplay:
+    """The same laws, for the launcher of replay tables; its steps appear as their time comes."""
+
+    @staticmethod
+    def job(**arguments: Any) -> JobSpec:
+        table = paper_cluster.table()
+        final = {**table.about.baseline, **arguments}
+        given = {"arguments": final, "steps": 20, "warmup_steps": 2, "profile_steps": 1}
+        limits = {"time_limit_s": 1e6, "hang_s": 1e6}
+        return JobSpec(module="replay", job=given, env={}, gpus=16, gpus_per_node=8, resource="GPU", **limits)
+
+    @staticmethod
+    def launcher(clock: VirtualClock, **more: Any) -> TableReplay:
+        return TableReplay(paper_cluster.table(), clock, **more)
+
+    def test_a_second_submission_and_another_process_attach(self, tmp_path: Path) -> None:
+        clock = EventClock()
+        made = self.launcher(clock).submit(attempt(tmp_path), self.job())
+        clock.sleep(10.0)
+        other = self.launcher(clock)
+        assert other.submit(attempt(tmp_path), self.job()) == made
+        assert other.poll(made).phase == "running"
+        clock.sleep(0.1)
+        assert other.poll(made).phase == "succeeded"
+        assert other.files(made).stamp.allocated_at == EventClock().now()
+
+    def test_one_sleep_lasts_to_the_end_or_where_steps_are_watched_to_the_next_step(self, tmp_path: Path) -> None:
+        for watched, polls in ((False, 1), (True, 20)):
+            clock, count = EventClock(), 0
+            launcher = self.launcher(clock, watched=watched)
+            made = launcher.submit(attempt(tmp_path / str(watched)), self.job())
+            while not launcher.poll(made).done():
+                clock.sleep(0.25)
+                count += 1
+            assert count == polls
+
+    def test_steps_appear_as_their_time_comes(self, tmp_path: Path) -> None:
+        clock = EventClock()
+        launcher = self.launcher(clock, watched=True)
+        made, seen = launcher.submit(attempt(tmp_path), self.job()), []
+        while not launcher.poll(made).done():
+            seen.append(ReplayStack().progress(launcher.files(made)))
+            clock.sleep(0.25)
+        assert seen == list(range(20))
+        assert ReplayStack().progress(launcher.files(made)) == 21  # with the profiled one
+
+    def test_a_cancelled_launch_is_released_and_charged_up_to_now(self, tmp_path: Path) -> None:
+        clock = EventClock(start=0.0)
+        launcher = self.launcher(clock, watched=True)
+        made = launcher.submit(attempt(tmp_path), self.job())
+        for _ in range(3):
+            launcher.poll(made)
+            clock.sleep(0.25)
+        launcher.cancel(made)
+        stamp = launcher.files(made).stamp
+        assert stamp.released_at == clock.now() < 400.0
+        assert launcher.poll(made).phase == "failed"
+        launcher.cancel(made)
+        assert launcher.files(made).stamp == stamp
+
+    def test_out_of_memory_says_how_much_was_asked(self, tmp_path: Path) -> None:
+        clock = EventClock(start=0.0)
+        launcher = self.launcher(clock)
+        made = launcher.submit(attempt(tmp_path), self.job(**paper_cluster.OOM["arguments"]))
+        launcher.poll(made)
+        clock.sleep(1.0)
+        assert launcher.poll(made).phase == "failed"
+        found = ReplayStack().read(launcher.files(made))
+        assert (found.status, found.cause) == ("oom", "out of memory: 128.2 GiB asked, 80 GiB on a device")
+        assert launcher.files(made).stamp.released_at == 360.0
+
+    def test_the_noise_depends_on_table_layout_launch_attempt_and_seed_alone(self, tmp_path: Path) -> None:
+        def end(folder: str, number: int, seed: int) -> float | None:
+            clock = EventClock(start=0.0)
+            launcher = self.launcher(clock, seed=seed)
+            made = launcher.submit(attempt(tmp_path / folder, number), self.job())
+            launcher.poll(made)
+            clock.sleep(1.0)
+            launcher.poll(made)
+            return launcher.files(made).stamp.released_at
+
+        ends = [end("a", 1, 0), end("b", 1, 0), end("c", 2, 0), end("d", 1, 1)]
+        assert ends[0] == ends[1]
+        assert len(set(ends)) == 3
+
+    def test_cancel_close_and_files_of_what_never_ran_are_harmless(self, tmp_path: Path) -> None:
+        launcher = self.launcher(EventClock())
+        launcher.cancel(attempt(tmp_path))
+        assert launcher.files(attempt(tmp_path)).stamp.allocated_at is None
+        launcher.close()
+        launcher.close()
+
+
+def test_the_noise_of_a_table_has_the_spread_that_it_states() -> None:
+    table = paper_cluster.table()
+    job = TestTableReplay.job().job
+    row = table.start()
+    tries = [planned(table, row, job, attempt(Path("x"), n), seed=0, start=0.0) for n in range(400)]
+    speeds = [row.step_s / (sum(line["step_s"] for line in p.lines[:20]) / 20) for p in tries]
+    assert statistics.fmean(speeds) == pytest.approx(1.0, abs=0.0015)
+    assert statistics.stdev(speeds) == pytest.approx(0.007, rel=0.15)

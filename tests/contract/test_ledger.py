@@ -73,6 +73,41 @@ class TestLedger:
         assert event.fence == 1
         assert type(event).model_validate(event.model_dump()) == event
 
+    def test_a_question_sees_the_events_that_it_is_given_through_the_views(self, ledger: Ledger) -> None:
+        ledger.claim("a")
+        ledger.append("a", "note", "n1", Remark(text="first"))
+        ledger.append("a", "note", "n1", Remark(text="corrected"))
+        ledger.claim("b")
+        ledger.append("b", "note", "n2", Remark(text="another campaign"))
+        told = ledger.ask(ledger.history("a"), "SELECT key, record->>'text' AS text FROM notes")
+        assert told.data() == {"columns": ["key", "text"], "rows": [["n1", "corrected"]], "cut": False}
+        assert ledger.ask([], "SELECT count(*) FROM events").rows == [[0]]
+
+    @pytest.mark.parametrize(
+        "sql",
+        [
+            *("COPY events TO 'x.csv'", "SELECT * FROM read_csv('/etc/passwd')", "ATTACH 'x.db'", "SET threads = 2"),
+            *("INSERT INTO events SELECT * FROM events", "DROP TABLE events", "SELECT 1; SELECT 2", "PRAGMA database_list", ""),
+            *("SELECT getenv('HOME')", "SELECT nothing FROM events", "INSTALL httpfs", "SELECT error('no')"),
+        ],
+    )
+    def test_a_question_touches_nothing(self, ledger: Ledger, sql: str) -> None:
+        ledger.claim("a")
+        before = ledger.history("a")
+        with pytest.raises(UserError, match=r"^query: [^\n]*$"):
+            ledger.ask(before, sql)
+        assert ledger.history("a") == before
+        assert ledger.verify() == []
+
+    def test_a_long_answer_is_cut_and_a_long_question_ended(self, ledger: Ledger) -> None:
+        from attuner.ledgers.duckdb_events import MAX_CELL, MAX_ROWS, ask_events
+
+        told = ledger.ask([], "SELECT repeat('x', 100000) FROM range(1000)")
+        assert (len(told.rows), told.cut) == (MAX_ROWS, True)
+        assert len(told.rows[0][0]) < MAX_CELL + 50
+        with pytest.raises(UserError, match=r"takes longer than 0\.2 s"):
+            ask_events([], "SELECT count(*) FROM range(100000000) a, range(1000000) b", limit_s=0.2)
+
     def test_nan_is_spelled_and_chained(self, ledger: Ledger) -> None:
         ledger.claim("a")
         ledger.append("a", "score", "l1", Remark(number=float("nan")))

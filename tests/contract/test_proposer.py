@@ -16,9 +16,17 @@ from attuner.core.judgement import Calibration
 from attuner.core.search import Hypothesis, Stop
 from attuner.ports import Brief, Proposer
 from attuner.proposers.catalog import Catalog
+from attuner.proposers.random_search import RandomSearch
 from attuner.proposers.scripted import Scripted
+from attuner.proposers.tpe import FixedKnobs, Tpe
 
-MADE: dict[str, Callable[[], Proposer]] = {"catalog": Catalog, "scripted": Scripted}
+MADE: dict[str, Callable[[], Proposer]] = {
+    "catalog": Catalog,
+    "fixed_knobs": FixedKnobs,
+    "random": RandomSearch,
+    "scripted": Scripted,
+    "tpe": Tpe,
+}
 
 
 @pytest.fixture(params=sorted(MADE))
@@ -27,7 +35,8 @@ def proposer(request: pytest.FixtureRequest) -> Proposer:
 
 
 def book(calibrated: bool = True) -> Book:
-    made = Book(campaign(MICRO, LAYOUT))
+    spec = {"name": "scripted", "script": [MICRO, LAYOUT], "space": {"micro_batch_size": [1, 2, 4, 8]}}
+    made = Book(campaign(proposer=spec))
     if calibrated:
         made.ran("l01", kind="calibrate")
         given = {"round": 1, "launches": ["l01"], "mean": 100.0, "sigma": 0.0, "band": 0.03, "busy": False}

@@ -79,7 +79,10 @@ def test_a_bad_campaign_file_is_one_line_with_file_and_key(
     ("changes", "words"),
     [
         ({"launcher": {"name": "slurm", "cluster": CLUSTER}}, "launcher.name: slurm: unknown; known: ray_jobs"),
-        ({"proposer": {"name": "oracle"}}, "proposer.name: oracle: unknown; known: catalog, scripted"),
+        (
+            {"proposer": {"name": "oracle"}},
+            "proposer.name: oracle: unknown; known: catalog, claude, fixed_knobs, random, scripted, tpe",
+        ),
     ],
 )
 def test_an_adapter_that_does_not_exist_is_named_before_anything_starts(
