@@ -100,7 +100,7 @@ def cluster_of(table: Table, configs: Path | None) -> Cluster:
         known = load_cluster(root / about.cluster)
     device = Device(kind=about.device_kind, mem_gib=about.device_mem_gib or known.device.mem_gib)
     sizes = {"devices": about.gpus, "devices_per_node": about.gpus_per_node}
-    return known.model_copy(update={**sizes, "device": device, "resource": "GPU"})
+    return known.model_copy(update={**sizes, "device": device, "resource": "GPU" if about.device_kind == "cuda" else "slot"})
 
 
 class OnceLedger(MemoryLedger):

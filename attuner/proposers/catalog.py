@@ -23,7 +23,7 @@ from attuner.policy import lessons
 from attuner.ports import Brief
 from attuner.proposers.catalog_moves import Move, facts_of, moves
 from attuner.proposers.catalog_plan import DEPTH, Place, Planner, Root
-from attuner.proposers.catalog_value import Outlook, combined, fit_probability
+from attuner.proposers.catalog_value import HALF_WIDTH_SIGMAS, Outlook, combined, fit_probability
 from attuner.traces.diagnosis import diagnose_launch, launch_parts
 from attuner.traces.parts import Parts, eased
 
@@ -32,10 +32,12 @@ LOST_WEIGHT = 0.5
 SCALE_LIMITS = (0.25, 2.0)
 RECENT = 2
 """Launches beside the leader that a move may start from."""
-WORTH_IT = 0.001
+WORTH_IT = 0.0015
 """The least expected gain per launch, a fraction of speed, that is worth going on for."""
-TIGHT = 0.35
+TIGHT = 0.9
 """Least probability of fitting for a launch to be made; what fits is made first, and teaches where the limit is."""
+MEM_SIGMA = 0.04
+"""Least standard deviation of a predicted peak, a fraction: the largest error over published rows was 5.5% (docs/estimate.md)."""
 
 
 class Catalog:
@@ -167,9 +169,7 @@ class View:
         assert self.forecaster is not None
         gain, error = self.forecaster.gain(arguments, self.leader)
         limit = self.forecaster.machine.mem_gib
-        fits = (
-            1.0 if limit is None else fit_probability(estimate.peak_mem_gib, estimate.mem_low_gib, estimate.mem_high_gib, limit)
-        )
+        fits = 1.0 if limit is None else fit_probability(estimate.peak_mem_gib, _mem_sigma(estimate), limit)
         return Outlook(gain=gain, error=error, fits=fits)
 
     def _estimate(self, arguments: Mapping[str, Value]) -> Estimate | None:
@@ -214,6 +214,11 @@ class View:
             return Outlook(-0.5, 0.1, seen=False)
         # what saves memory costs some of what the failed launch promised
         return Outlook(asked.predicted_gain - 0.05, max(asked.predicted_error, 0.1), seen=False)
+
+
+def _mem_sigma(estimate: Estimate) -> float:
+    half_width = (estimate.mem_high_gib - estimate.mem_low_gib) / 2
+    return max(half_width / HALF_WIDTH_SIGMAS, MEM_SIGMA * estimate.peak_mem_gib)
 
 
 def _refused(history: History) -> set[str]:
@@ -264,11 +269,11 @@ def _bottleneck(brief: Brief, launch: str, move: Move) -> str:
 
 
 def _evidence(view: View, best: Place | None) -> list[str]:
-    if best is None:
-        return ["no option of the catalog is left", f"band {view.band:.1%}"]
-    titles = " and ".join(m.title for m in best.moves)
-    out = [f"best left: {titles}, {best.outlook.gain:+.1%} ± {best.outlook.error:.1%}", f"band {view.band:.1%}"]
-    if best.outlook.fits < 1 - TIGHT:
+    out = ["no option of the catalog is left", f"band {view.band:.1%}"]
+    if best is not None:
+        titles = " and ".join(m.title for m in best.moves)
+        out[0] = f"best left: {titles}, {best.outlook.gain:+.1%} ± {best.outlook.error:.1%}"
+    if best is not None and best.outlook.fits < TIGHT:
         out.append(f"it fits the device with probability {best.outlook.fits:.0%}")
     if view.why_blind:
         out.append(f"no estimate: {view.why_blind}")

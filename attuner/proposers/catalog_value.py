@@ -46,10 +46,9 @@ def expected_beyond(gain: float, error: float, band: float) -> float:
     return gain * _cdf(z) + sigma * _pdf(z)
 
 
-def fit_probability(peak_gib: float, low_gib: float, high_gib: float, limit_gib: float) -> float:
-    """Return the probability that a launch stays within a device's memory, from the estimate's band."""
-    sigma = max(high_gib - low_gib, 1e-9) / 2 / HALF_WIDTH_SIGMAS
-    return _cdf((limit_gib - peak_gib) / sigma)
+def fit_probability(peak_gib: float, sigma_gib: float, limit_gib: float) -> float:
+    """Return the probability that a launch stays within a device's memory, from its predicted peak and that one's error."""
+    return _cdf((limit_gib - peak_gib) / max(sigma_gib, 1e-9))
 
 
 def combined(a: Outlook, b: Outlook) -> Outlook:

@@ -6,7 +6,7 @@ import random
 
 from attuner.core.search import Hypothesis, Stop
 from attuner.ports import Brief
-from attuner.proposers.space import Prefilter, Space, drawn, move, seen
+from attuner.proposers.space import Prefilter, Space, drawn, exhausted, move, seen
 
 
 class RandomSearch:
@@ -25,4 +25,4 @@ class RandomSearch:
             if space.key(point) in known or space.unbuildable(point) or (prefilter and prefilter.skips(space, point)):
                 continue
             return move(brief, space, point, why="drawn by chance")
-        return Stop(reason="no point of the space is left", evidence=[f"{len(known)} of {space.size()} points seen"])
+        return exhausted(space, known, prefilter)

@@ -15,7 +15,7 @@ from typing import Any
 from attuner.core.base import Value, canonical_json
 from attuner.core.errors import Refused, UserError
 from attuner.core.recipe import same_value
-from attuner.core.search import Hypothesis
+from attuner.core.search import Hypothesis, Stop
 from attuner.policy import conduct, hold_back, measure
 from attuner.policy.conditions import holds
 from attuner.ports import Brief
@@ -217,6 +217,12 @@ def move(brief: Brief, space: Space, point: Point, *, why: str) -> Hypothesis:
         predicted_gain=0.0,
         predicted_error=1.0,
     )
+
+
+def exhausted(space: Space, known: Collection[str], prefilter: Prefilter | None) -> Stop:
+    """Return the stop of a search that has no point left, and why it has none."""
+    reason = "nothing is left that the estimate lets pass" if prefilter else "no point of the space is left"
+    return Stop(reason=reason, evidence=[f"{len(known)} of {space.size()} points seen"])
 
 
 def short(name: str) -> str:

@@ -2,8 +2,8 @@
 
 The study is made anew for every move from what is on record, so nothing is lost in a crash: the baseline and every run with
 its speed; 0 for a run that failed and for a point that was refused, which cost nothing. What the framework can't build, and
-what was asked before, is drawn again at no cost. Values are categories: of the variants that we played on the replay tables
-(categories or ordered numbers, refusals told as 0 or kept quiet) this one is the strongest; docs/bench.md has the figures.
+what was asked before, is drawn again at no cost. A value is its place in the list that names the values, in their order: of
+the variants that we played on the replay tables this one is the strongest; docs/bench.md has the figures.
 
 `fixed_knobs` searches only the knobs below that the stack has. The paper's fixed-knobs arm has eleven and names six, those of
 its Table E1 (tensor, pipeline, expert and expert-tensor parallelism, virtual stages, pipeline split). The other five are our
@@ -17,14 +17,14 @@ import warnings
 from collections.abc import Callable, Collection
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, IntDistribution
 from optuna.trial import TrialState, create_trial
 
 from attuner.core.base import Value
 from attuner.core.recipe import same_value
 from attuner.core.search import Hypothesis, Stop
 from attuner.ports import Brief
-from attuner.proposers.space import Point, Prefilter, Seen, Space, drawn, move, seen
+from attuner.proposers.space import Point, Prefilter, Seen, Space, drawn, exhausted, move, seen
 
 REDRAWS = 200
 STARTUP = 10
@@ -63,7 +63,7 @@ class Tpe:
 
         point = _suggested(space, past, passes, seed=seed)
         if point is None:
-            return Stop(reason="no point of the space is left", evidence=[f"{len(known)} of {space.size()} points seen"])
+            return exhausted(space, known, prefilter)
         return move(brief, space, point, why="multivariate TPE over what was measured")
 
 
@@ -80,7 +80,7 @@ def _suggested(space: Space, past: list[Seen], passes: Callable[[Point], bool], 
         warnings.simplefilter("ignore")  # `multivariate` is marked experimental
         sampler = optuna.samplers.TPESampler(multivariate=True, seed=seed, n_startup_trials=STARTUP)
         study = optuna.create_study(direction="maximize", sampler=sampler)
-    axes: dict[str, BaseDistribution] = {k: CategoricalDistribution(tuple(range(len(v)))) for k, v in space.axes.items()}
+    axes: dict[str, BaseDistribution] = {k: IntDistribution(0, len(v) - 1) for k, v in space.axes.items()}
     scale = max((s.speed for s in past), default=0.0) or 1.0
     for was in past:
         at = {axis: _index(space, axis, was.point[axis]) for axis in axes}

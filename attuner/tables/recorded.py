@@ -67,7 +67,8 @@ def recorded(history: History) -> Recorded:
             lines.setdefault(recipe.digest(), (recipe, {"outcome": "invalid", "note": why}))
     axes = _axes([recipe for recipe, _ in lines.values()])
     text = _csv(axes, list(lines.values()))
-    return Recorded(text, yaml.safe_dump(_about(history).data(), sort_keys=False, width=130), len(lines), left_out)
+    about = _about(history).model_dump(mode="json", exclude_defaults=True)
+    return Recorded(text, yaml.safe_dump(about, sort_keys=False, width=130), len(lines), left_out)
 
 
 def _row(history: History, launches: Sequence[Launch]) -> dict[str, Value] | str:
@@ -80,17 +81,31 @@ def _row(history: History, launches: Sequence[Launch]) -> dict[str, Value] | str
         breakdowns = [b for x in launches if (b := history.breakdown(x.id)) is not None]
         return {
             "outcome": "ok",
-            "step_time_s": statistics.fmean(s.step_s for s in good),
-            "tokens_per_s_per_gpu": statistics.fmean(s.tokens_per_s_per_gpu for s in good),
-            "peak_mem_gib": max(peaks) if peaks else None,
-            "rank_step": json.dumps(mean_step(breakdowns[-1]).data(), sort_keys=True) if breakdowns else None,
+            "step_time_s": _rounded(statistics.fmean(s.step_s for s in good)),
+            "tokens_per_s_per_gpu": _rounded(statistics.fmean(s.tokens_per_s_per_gpu for s in good)),
+            "peak_mem_gib": _rounded(max(peaks)) if peaks else None,
+            "rank_step": json.dumps(_told(mean_step(breakdowns[-1])), sort_keys=True) if breakdowns else None,
         }
     failed = [t for t in trials if t.status in ("oom", "hang", "crash")]
     if failed:
-        return {"outcome": failed[-1].status, "duration_s": failed[-1].duration_s, "note": failed[-1].cause}
+        return {"outcome": failed[-1].status, "duration_s": _rounded(failed[-1].duration_s), "note": failed[-1].cause}
     if scores:
         return "the looks refused it"
     return f"it has no measurement ({trials[-1].status if trials else 'not finished'})"
+
+
+def _rounded(x: float) -> float:
+    return round(x, 6)
+
+
+def _told(step: RankStep) -> dict[str, object]:
+    """Return what a breakdown tells, to the microsecond."""
+    found: dict[str, object] = {}
+    for name, value in step.model_dump(exclude_defaults=True).items():
+        found[name] = {k: _rounded(v) for k, v in value.items()} if isinstance(value, dict) else value
+        if isinstance(value, float):
+            found[name] = _rounded(value)
+    return found
 
 
 def mean_step(breakdown: StepBreakdown) -> RankStep:

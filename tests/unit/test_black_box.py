@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from lab import ROOT
-from paper_cluster import born, played, table
+from paper_cluster import CONFIGS, born, played, table
 
+from attuner.bench.play import cluster_of
 from attuner.config import load_levers
 from attuner.core.campaign import Campaign, ProposerSpec
 from attuner.core.errors import UserError
@@ -123,6 +124,7 @@ def test_an_exhausted_space_is_a_stop(past: History) -> None:
         tried = sorted({str(s.point["micro_batch_size"]) for s in seen(brief(past), Space.of(brief(past)))})
         stop = asked.ask(brief(past, space={"micro_batch_size": [int(v) for v in tried]}))
         assert isinstance(stop, Stop)
+        assert stop.reason == "no point of the space is left"
         assert stop.evidence[0].endswith(f"of {len(tried)} points seen")
 
 
@@ -155,3 +157,17 @@ def test_layers_that_don_t_divide_are_split_over_the_end_stages() -> None:
     assert [ends(92, 8), ends(92, 16), ends(62, 4), ends(62, 8)] == [10, 4, 15, 7]  # as the simulator's tables have them
     assert ends(92, 4) is None
     assert ends(7, 2) is None  # no inner stage to fill up, and no even rest
+
+
+def test_with_the_prefilter_nothing_is_asked_for_that_the_gate_would_hold_back(tmp_path: Path) -> None:
+    made = searching("tpe", launches=30)
+    spec = made.proposer.model_copy(update={"prefilter": True})
+    held = made.model_copy(update={"proposer": spec, "estimate": made.estimate.model_copy(update={"hold_back": True})})
+    launcher = held.launcher.model_copy(update={"cluster": cluster_of(table(), CONFIGS)})
+    history = played(tmp_path, held.model_copy(update={"launcher": launcher}), Tpe())
+    assert len(history.hypotheses()) > 1
+    forecasts = [f for h in history.hypotheses() if (f := history.forecast(h.id)) is not None]
+    assert forecasts
+    assert not any(f.held for f in forecasts)
+    assert history.stop().reason == "nothing is left that the estimate lets pass"  # type: ignore[union-attr]
+    assert history.shipment().gain > 0.5  # type: ignore[union-attr]
