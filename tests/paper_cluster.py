@@ -33,7 +33,7 @@ def table() -> Table:
 
 def born(*script: dict[str, Any], seed: int = 0, **protocol: Any) -> Campaign:
     """A campaign on the formula table whose proposer plays a script; the estimate holds nothing back."""
-    entry = Entry(FORMULA, arm("random"), seed, Protocol(**protocol))
+    entry = Entry(FORMULA, arm("catalog-hold"), seed, Protocol(**protocol))
     made = campaign(table(), entry, configs=CONFIGS)
     return made.model_copy(update={"proposer": ProposerSpec(name="scripted", script=list(script))})
 
