@@ -68,7 +68,7 @@ def picture(outcomes: Sequence[Outcome], *, width: float = 960, height: float = 
     top = max([*(h for b in found for h in b.high), best or 0.0], default=0.0)
     if not found or top <= 0.0 or found[0].hours[-1] <= 0.0:
         return ""
-    f = _Frame(58, width - 128, 30, height - 44, found[0].hours[-1], top * 1.08)
+    f = _Frame(58, width - 170, 30, height - 44, found[0].hours[-1], top * 1.08)
     body = [*_axes(f, width, height), *_best(f, best)]
     for number, band in enumerate(found):
         body += [_shade(f, band, number), _line(f, band, number), *_ends(f, band, number)]

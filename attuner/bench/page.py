@@ -57,7 +57,7 @@ def style() -> str:
     dark = "".join(_hue(n, hue) for n, hue in enumerate(_DARK_HUES))
     shared = (
         ".bench-curves .line{fill:none;stroke-width:2}.bench-curves .shade{fill-opacity:.12;stroke:none}"
-        "main{max-width:1180px}.wide-table{overflow-x:auto}.wide-table table{width:100%;margin:0}"
+        "main{max-width:1400px}.wide-table{overflow-x:auto}.wide-table table{width:100%;margin:0}"
     )
     return f"{shared}{rules}@media screen and (prefers-color-scheme:dark){{{dark}}}"
 

@@ -72,6 +72,7 @@ def test_what_failed_and_what_was_refused_is_seen(past: History) -> None:
     assert all(s.speed == 0.0 for s in seen(brief(past), Space.of(brief(past))) if s.outcome != "ok")
 
 
+@pytest.mark.slow
 def test_tpe_finds_more_than_chance_on_the_same_budget(tmp_path: Path) -> None:
     gains = {}
     for name in ("random", "tpe"):
@@ -159,6 +160,7 @@ def test_layers_that_don_t_divide_are_split_over_the_end_stages() -> None:
     assert ends(7, 2) is None  # no inner stage to fill up, and no even rest
 
 
+@pytest.mark.slow
 def test_with_the_prefilter_nothing_is_asked_for_that_the_gate_would_hold_back(tmp_path: Path) -> None:
     made = searching("tpe", launches=30)
     spec = made.proposer.model_copy(update={"prefilter": True})

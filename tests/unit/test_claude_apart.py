@@ -48,6 +48,7 @@ def with_file_ledger(lab: Lab, kit: Kit, folder: Path) -> tuple[Kit, DuckdbLedge
     return replace(kit, ledger=ledger), ledger
 
 
+@pytest.mark.slow
 def test_a_log_line_that_orders_it_to_edit_the_rules_changes_nothing(tmp_path: Path, apart: Apart) -> None:
     """The model obeys the log; there is nothing that it could obey with."""
     obeys = [

@@ -17,6 +17,7 @@ SCRIPT = scripted([use("levers")], [use("ask_person", question="Go?", default="y
 SEARCH = ("message", "reply", "hypothesis", "verdict", "stop", "launch", "trial", "score")
 
 
+@pytest.mark.slow
 def test_killed_before_any_record_of_the_search_it_goes_on_and_repeats_no_call_that_was_answered(tmp_path: Path) -> None:
     with serving(SCRIPT) as whole:
         lab = laboratory(tmp_path / "whole")

@@ -218,6 +218,7 @@ def test_a_wrong_key_is_said_without_the_key(tmp_path: Path) -> None:
     assert KEY not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_nobody_at_the_address_is_transient_and_costs_nothing(tmp_path: Path) -> None:
     with serving(scripted([STOP]), counts=False) as server:
         pass

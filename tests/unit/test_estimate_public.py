@@ -40,6 +40,7 @@ TABLES = {  # table → share of out-of-memory layouts told, rank correlation; a
 }
 
 
+@pytest.mark.slow
 @needs_points
 def test_step_times_of_each_model_from_the_other_three() -> None:
     for told in estimate_points.leave_one_out(estimate_points.read_points(POINTS)):
@@ -69,6 +70,7 @@ def test_published_memory_is_on_the_right_side_and_in_the_band() -> None:
     assert sum(errors) / len(errors) < 0.02
 
 
+@pytest.mark.slow
 @needs_tables
 @pytest.mark.parametrize(
     ("name", "label"),
