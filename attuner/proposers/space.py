@@ -107,10 +107,12 @@ class Space:
     def arguments(self, point: Point) -> dict[str, Value]:
         """Return what a point changes of the baseline's recipe."""
         final = self.final(point)
+        # a recipe may spell a value in its own way (`silu` for torch's function): what no lever sets is left as written
         return {
             k: v
             for k, v in final.items()
-            if not same_value(v, self.base.get(k)) or (k in self.recipe and not same_value(v, self.recipe[k]))
+            if k in self.changes
+            and (not same_value(v, self.base.get(k)) or (k in self.recipe and not same_value(v, self.recipe[k])))
         }
 
     def point_of(self, arguments: Mapping[str, Value]) -> Point:

@@ -173,3 +173,12 @@ def test_with_the_prefilter_nothing_is_asked_for_that_the_gate_would_hold_back(t
     assert not any(f.held for f in forecasts)
     assert history.stop().reason == "nothing is left that the estimate lets pass"  # type: ignore[union-attr]
     assert history.shipment().gain > 0.5  # type: ignore[union-attr]
+
+
+def test_what_no_lever_sets_is_left_as_the_recipe_spells_it() -> None:
+    lever = {"id": "micro-batch", "changes": ["micro_batch_size", "recompute_method"], "eases": {}, "options": []}
+    base = {"micro_batch_size": 1, "activation_func": "torch.nn.functional.silu", "recompute_method": "uniform"}
+    written = {"micro_batch_size": 1, "activation_func": "silu", "recompute_method": "block"}
+    space = Space({"micro_batch_size": [1, 2]}, [lever], base, written, 1, frozenset(lever["changes"]))
+    # a value of a lever that the framework resolved otherwise is written out, so that the recipe says what runs
+    assert space.arguments({"micro_batch_size": 2}) == {"micro_batch_size": 2, "recompute_method": "uniform"}
