@@ -6,17 +6,16 @@ the file, the key and how to mend it.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import hashlib
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from pydantic import Field
 
-from attuner.core.base import canonical_json
-from attuner.core.campaign import OBSERVED_STEPS, Campaign, Cluster
+from attuner.core.base import Record, canonical_json
+from attuner.core.campaign import OBSERVED_STEPS, Adaptation, Campaign, Cluster, Published
 from attuner.core.errors import UserError
 from attuner.core.lesson import Lesson
 from attuner.core.message import ModelPrice
@@ -25,8 +24,8 @@ from attuner.policy import lessons
 from attuner.policy.conditions import check_condition
 from attuner.policy.register import Register, build_register
 from attuner.policy.zones import Limits, Tolerance, build_limits
+from attuner.yamlfile import parse, read_yaml
 
-M = TypeVar("M", bound=BaseModel)
 POLICY = Path(__file__).parent / "policy"
 ALSO_JUDGE = (
     *("core/recipe.py", "core/fingerprint.py", "core/judgement.py", "core/run.py"),
@@ -42,86 +41,6 @@ REPLAY = "replay"
 """Stack and launcher that play a table; nothing is trained then."""
 
 
-class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """safe_load that refuses a key written twice: YAML would silently keep the last one."""
-
-
-def _mapping(loader: Any, node: Any) -> dict[Any, Any]:
-    seen = set()
-    for key_node, _ in node.value:
-        key = loader.construct_object(key_node, deep=True)
-        try:
-            twice = key in seen
-        except TypeError:
-            raise UserError(f"line {key_node.start_mark.line + 1}: a key must be a word, not {key!r}") from None
-        if twice:
-            raise UserError(f"key {key!r} stands twice (line {key_node.start_mark.line + 1}); keep one")
-        seen.add(key)
-    return dict(loader.construct_pairs(node, deep=True))
-
-
-_Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, _mapping)
-
-
-def read_yaml(path: Path) -> Any:
-    """Return a YAML file's data.
-
-    Raises:
-        UserError: it is missing, not YAML, or has a key twice.
-    """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: can't be read: {error}") from None
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
-
-
-def parse(model: type[M], data: Any, source: Path | str) -> M:
-    """Validate data against a record.
-
-    Raises:
-        UserError: one line: file, key, what is wrong, and the nearest known key for an unknown one.
-    """
-    if not isinstance(data, dict):
-        raise UserError(f"{source}: expected keys and values, found {type(data).__name__}")
-    try:
-        return model.model_validate(data)
-    except ValidationError as error:
-        raise UserError(f"{source}: {_first_problem(model, error)}") from None
-
-
-def _first_problem(model: type[BaseModel], error: ValidationError) -> str:
-    problem = error.errors()[0]
-    where = ".".join(str(x) for x in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        known = _keys_at(model, problem["loc"][:-1])
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-        return f"{where}: unknown key; {hint}"
-    if problem["type"] == "missing":
-        return f"{where}: is missing; add it"
-    message = problem["msg"].removeprefix("Value error, ")
-    value = "" if isinstance(problem["input"], dict) else f", not {problem['input']!r}"
-    return f"{where}: {message}{value}" if where else message
-
-
-def _keys_at(model: type[BaseModel], path: tuple[int | str, ...]) -> list[str]:
-    current: Any = model
-    for step in path:
-        field = getattr(current, "model_fields", {}).get(step)
-        if field is None:
-            return []
-        current = field.annotation
-    return list(getattr(current, "model_fields", {}))
-
-
 def _find(name: str, near: Path, roots: list[Path]) -> Path:
     """Return the file that a campaign names: beside it, in its configs/ folder, or in one of the roots."""
     tried = [near.parent / name, near.parent.parent / name, *(r / name for r in roots)]
@@ -131,9 +50,28 @@ def _find(name: str, near: Path, roots: list[Path]) -> Path:
     return found
 
 
+class RecipeFile(Record):
+    """A recipe as it stands in a file: beside what is trained, where it is from. Only the recipe itself has a digest."""
+
+    stack: str
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    published: Published | None = None
+    adaptations: list[Adaptation] = Field(default_factory=list)
+
+    def recipe(self) -> Recipe:
+        """Return what is trained."""
+        return Recipe(stack=self.stack, arguments=self.arguments, env=self.env)
+
+
 def load_recipe(path: Path) -> Recipe:
     """Read a recipe file: stack, arguments, env."""
-    return parse(Recipe, read_yaml(path), path)
+    return parse(Recipe, load_recipe_file(path).recipe().data(), path)
+
+
+def load_recipe_file(path: Path) -> RecipeFile:
+    """Read a recipe file with what its authors published and what was adapted."""
+    return parse(RecipeFile, read_yaml(path), path)
 
 
 def load_cluster(path: Path) -> Cluster:
@@ -159,7 +97,10 @@ def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
             raise UserError(f"{path}: {key}: is set by attuner at birth; take it out")
     body = dict(data)
     if isinstance(body["baseline"], str):
-        body["baseline"] = load_recipe(_find(body["baseline"], path, roots)).data()
+        found = load_recipe_file(_find(body["baseline"], path, roots))
+        body["baseline"] = found.recipe().data()
+        body.setdefault("published", found.published)
+        body.setdefault("adaptations", found.adaptations)
     launcher = body["launcher"]
     if isinstance(launcher, dict) and isinstance(launcher.get("cluster"), str):
         file = _find(launcher["cluster"], path, roots)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
@@ -29,6 +29,10 @@ class JobSpec(Record):
     time_limit_s: float
     hang_s: float
     torchrun: bool = True
+    devices_by: Literal["driver", "job"] = "driver"
+    """Who reserves the devices on the cluster: the driver, or the job itself (a framework that makes Ray actors of its own)."""
+    step_pattern: str = ""
+    """Of a framework that writes no steps file: a line of the log that matches is a step done."""
 
 
 class JobState(Record):
@@ -52,7 +56,7 @@ class Answer(Record):
 
 
 class Stamp(Record):
-    """Allocation and release of one attempt, as its runner wrote them (unix seconds)."""
+    """Allocation and release of one attempt, as its runner or its cluster tells them (unix seconds)."""
 
     allocated_at: float | None = None
     released_at: float | None = None
@@ -63,6 +67,12 @@ class Stamp(Record):
     phase: str = ""
     detail: str = ""
     other_load: float | None = None
+    gpu_seconds: float | None = None
+    """Device-seconds from allocation to release, where the cluster accounts for each node's own times (pods)."""
+    nodes: list[str] = []
+    """The cluster's ids of the nodes it ran on."""
+    versions: dict[str, str] = {}
+    """Versions read inside the job: framework, torch, cuda, nccl, nccl_plugin, driver, image digest."""
 
 
 class RunFiles(Record):

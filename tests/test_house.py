@@ -19,8 +19,16 @@ ROOT = Path(__file__).resolve().parents[1]
 STDLIB = sys.stdlib_module_names
 FLOORS = {
     **{"attuner.core": 0, "attuner": 0},
-    **{"attuner.policy": 1, "attuner.traces": 1, "attuner.estimate": 1},
-    **{"attuner.ports": 2, "attuner.config": 2, "attuner.settings": 2, "attuner.source": 2, "attuner.tables": 2},
+    **{"attuner.policy": 1, "attuner.traces": 1, "attuner.estimate": 1, "attuner.logs": 1},
+    **{
+        "attuner.ports": 2,
+        "attuner.config": 2,
+        "attuner.settings": 2,
+        "attuner.source": 2,
+        "attuner.tables": 2,
+        "attuner.yamlfile": 2,
+    },
+    **{"attuner.importing": 2, "attuner.failures": 2, "attuner.datatools": 2},
     **{"attuner.stacks": 3, "attuner.launchers": 3, "attuner.proposers": 3, "attuner.ledgers": 3},
     **{"attuner.steps": 4, "attuner.report": 4},
     **{"attuner.wiring": 5, "attuner.bench": 5},
@@ -43,7 +51,7 @@ FOLDERS = {
     *("out", "dist", "build", "shared"),  # made by running or building; never in git
 }
 SOURCES = sorted(p for top in ("attuner", "flows", "tasks") for p in (ROOT / top).rglob("*.py"))
-PURE = sorted(p for top in ("core", "policy", "traces", "estimate") for p in (ROOT / "attuner" / top).rglob("*.py"))
+PURE = sorted(p for top in ("core", "policy", "traces", "estimate", "logs") for p in (ROOT / "attuner" / top).rglob("*.py"))
 
 
 @functools.cache

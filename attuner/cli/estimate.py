@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from attuner.config import load_campaign, load_cluster, load_recipe, read_yaml
+from attuner.config import load_campaign, load_cluster, load_recipe
 from attuner.core.base import Value
 from attuner.core.campaign import Campaign, Cluster
 from attuner.core.errors import UserError
@@ -20,6 +20,7 @@ from attuner.estimate.model import Estimate, model_of
 from attuner.estimate.reading import read
 from attuner.estimate.shape import Layout, Shape
 from attuner.settings import Settings, load_settings
+from attuner.yamlfile import read_yaml
 
 PRECISIONS = ("bf16", "fp16", "fp32")
 

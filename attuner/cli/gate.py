@@ -6,7 +6,7 @@ import argparse
 import json
 from pathlib import Path
 
-from attuner.config import load_campaign, load_recipe, load_register, read_yaml
+from attuner.config import load_campaign, load_recipe, load_register
 from attuner.core.campaign import Campaign, Cluster, Device, LauncherSpec, Prepare, ProposerSpec, StackSpec
 from attuner.core.errors import Refused, UserError
 from attuner.core.events import History
@@ -15,6 +15,7 @@ from attuner.core.recipe import EffectiveConfig, Recipe, Workload
 from attuner.policy.gate import config_look
 from attuner.settings import Settings, load_settings
 from attuner.steps.common import SHARED_TESTS, scope_of
+from attuner.yamlfile import read_yaml
 
 EXIT = {"admit": 0, "review": 3, "refuse": 4}
 

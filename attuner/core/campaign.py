@@ -151,6 +151,22 @@ class LaunchLimits(Record):
     profile_steps: int = Field(default=1, ge=1)
 
 
+class Published(Record):
+    """What a recipe's authors report of it."""
+
+    value: float = Field(gt=0, description="tokens per second and device, unless `unit` says otherwise")
+    unit: str = "tokens/s/GPU"
+    source: str
+    note: str = Field(default="", description="their hardware, software or workload where it differs from this campaign's")
+
+
+class Adaptation(Record):
+    """One thing that was changed from the public recipe to run it here."""
+
+    change: str
+    why: str
+
+
 class Prepare(Record):
     """The common checkpoint that every launch starts from: given, or made once by training some steps."""
 
@@ -177,6 +193,10 @@ class Campaign(Record):
     prepare: Prepare = Prepare()
     estimate: EstimateSpec = EstimateSpec()
     early_stop: EarlyStop = EarlyStop()
+    published: Published | None = Field(default=None, description="from the recipe's file: what its authors report")
+    adaptations: list[Adaptation] = Field(
+        default_factory=list, description="from the recipe's file: what was changed to run here"
+    )
     register_lock: str = ""
     source_file: str = ""
 

@@ -51,7 +51,9 @@ class Settlement(Record):
     allocated_at: float | None
     released_at: float | None
     gpu_hours: float
-    how: Literal["released", "last_heartbeat", "never_allocated"]
+    how: Literal["released", "last_heartbeat", "never_allocated", "pods"] = Field(
+        description="who tells its end; pods: summed over pods, each with its own times"
+    )
     detail: str = Field(default="", description="the launcher's last word on the job")
     lost: bool = Field(default=False, description="the allocation was proved gone")
     interrupted: bool = Field(default=False, description="stopped together with its campaign; a resume tries afresh")
@@ -101,6 +103,10 @@ class Trial(Record):
     other_load: float | None = Field(default=None, description="mean cores other processes took while scored steps ran")
     fingerprint: Fingerprint | None = Field(default=None, description="what the probe saw of the first steps")
     unseen: str = Field(default="", description="why there is no fingerprint")
+    nodes: list[str] = Field(default_factory=list, description="the cluster's ids of the nodes it ran on")
+    versions: dict[str, str] = Field(
+        default_factory=dict, description="read inside the job: framework, torch, cuda, nccl, nccl_plugin, driver, image"
+    )
 
     def step0_loss(self) -> float | None:
         """Return the loss of the first step: same weights, same rows, no update yet."""

@@ -183,6 +183,8 @@ def settle(files: RunFiles, attempt: Attempt, *, gpus: int, state: JobState) -> 
         how, end = "last_heartbeat", max(stamp.last_heartbeat or start, start)
     # never negative: a clock set back while the job ran must not earn device-hours
     hours = gpus * max(end - start, 0.0) / 3600.0 if start is not None and end is not None else 0.0
+    if stamp.gpu_seconds is not None:
+        how, hours = "pods", max(stamp.gpu_seconds, 0.0) / 3600.0
     return Settlement.model_validate(
         {
             "launch_id": attempt.launch_id,
@@ -222,6 +224,8 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
             "duration_s": settlement.gpu_hours * 3600.0 / settlement.gpus,
             "hosts": stamp.hosts,
             "hardware": stamp.hardware,
+            "nodes": stamp.nodes,
+            "versions": stamp.versions,
             "gpus": settlement.gpus if settlement.how != "never_allocated" else 0,
             "env": result.env,
             "config_digest": digest_of(result.arguments) if result.arguments else "",

@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from attuner.config import parse, read_yaml
 from attuner.core.base import Record, Scalar, Value
 from attuner.core.errors import UserError
 from attuner.core.recipe import Recipe, Workload
+from attuner.yamlfile import parse, read_yaml
 
 SHORT = {
     "tp": "tensor_model_parallel_size",

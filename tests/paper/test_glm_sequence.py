@@ -20,13 +20,14 @@ import pytest
 from book import Book, hypothesis
 from lab import ROOT, campaign
 
-from attuner.config import load_levers, load_recipe, load_register, read_yaml
+from attuner.config import load_levers, load_recipe, load_register
 from attuner.core.base import Value
 from attuner.core.errors import Refused
 from attuner.core.judgement import Verdict
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.policy import conduct
 from attuner.policy.gate import config_look
+from attuner.yamlfile import read_yaml
 
 GPUS, ROWS, ROW = 128, 1024, 4096
 BASE = read_yaml(ROOT / "tests" / "paper" / "silent_changes.yaml")["base"]

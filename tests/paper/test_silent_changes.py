@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from lab import ROOT
 
-from attuner.config import load_register, load_tolerances, read_yaml
+from attuner.config import load_register, load_tolerances
 from attuner.core.fingerprint import Fingerprint
 from attuner.core.judgement import ComponentTest, Verdict
 from attuner.core.recipe import EffectiveConfig
 from attuner.core.run import Evidence, StepRecord
 from attuner.policy.gate import config_look, forward_look, update_look
 from attuner.policy.register import Register
+from attuner.yamlfile import read_yaml
 
 DATA = read_yaml(ROOT / "tests" / "paper" / "silent_changes.yaml")
 CASES = {case["id"]: case for case in DATA["cases"]}

@@ -9,10 +9,11 @@ import pytest
 import yaml
 from lab import BASE, ROOT, campaign, workload, write_rules
 
-from attuner.config import load_campaign, load_levers, load_recipe, load_register, read_lock, read_yaml, register_lock, write_lock
+from attuner.config import load_campaign, load_levers, load_recipe, load_register, read_lock, register_lock, write_lock
 from attuner.core.errors import UserError
 from attuner.policy import budget
 from attuner.settings import load_settings
+from attuner.yamlfile import read_yaml
 
 CLUSTER = {"name": "lab", "devices": 2, "devices_per_node": 2}
 

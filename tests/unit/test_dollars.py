@@ -8,10 +8,11 @@ import pytest
 from book import Book
 from lab import ROOT
 
-from attuner.config import load_campaign, read_yaml
+from attuner.config import load_campaign
 from attuner.core.errors import BudgetExceeded, UserError
 from attuner.core.message import Message, ModelPrice, Reply, Usage
 from attuner.policy import dollars
+from attuner.yamlfile import read_yaml
 
 PRICES = {name: ModelPrice.model_validate(p) for name, p in read_yaml(ROOT / "configs/prices/anthropic.yaml").items()}
 
