@@ -45,6 +45,8 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
         closed = _closed_without_trial(history, launch_id, after=seen)
         if closed is not None:
             return _record_trial(kit, campaign_id, closed, history)
+        if _spent(history, decided):
+            return _not_launched(kit, campaign_id, history, decided)
         attempt = _open_attempt(kit, campaign_id, history, decided)
         job = _job(kit, history, decided)
         attempt, state = follow(kit, campaign_id, attempt, job, ended_when=early.watch(kit, campaign_id, history, decided))
@@ -67,6 +69,30 @@ def _affordable(history: History, decided: Launch) -> bool:
     if trial is not None and any(a.number > trial.attempt for a in history.attempts(decided.id)):
         return True
     return budget.remaining(history, for_remeasure=decided.kind == "remeasure") >= decided.reserve_gpu_hours
+
+
+def _spent(history: History, decided: Launch) -> bool:
+    """Tell whether the budget is spent, so that no further attempt may be opened; one that is open already is followed."""
+    attempts = history.attempts(decided.id)
+    if attempts and history.settled(decided.id, attempts[-1].number) is None:
+        return False
+    return budget.spent(history) >= budget.total(history)
+
+
+def _not_launched(kit: Kit, campaign_id: str, history: History, decided: Launch) -> Trial:
+    """Record that a decided launch got no further attempt: earlier ones overdrew the budget, whatever this one had reserved."""
+    attempts = history.attempts(decided.id)
+    again = " again" if attempts else ""
+    cause = f"not launched{again}: {budget.spent(history):.4f} of {budget.total(history):g} device-hours are spent"
+    trial = Trial(
+        launch_id=decided.id,
+        attempt=attempts[-1].number if attempts else 0,
+        status="infrastructure",
+        cause=cause,
+        gpu_hours=history.charge(decided.id),
+    )
+    put(kit, campaign_id, "trial", decided.id, trial)
+    return trial
 
 
 def _closed_without_trial(history: History, launch_id: str, *, after: int) -> Attempt | None:
