@@ -41,8 +41,6 @@ STACKS = {
     "megatron": "attuner.stacks.megatron.stack:MegatronStack",
     "replay": "attuner.stacks.replay.stack:ReplayStack",
 }
-JUDGED_ONLY = ("megatron",)
-"""Stacks whose recipes can be judged, not launched."""
 LAUNCHERS = ("ray_jobs", "replay")
 RUNNER = Path(__file__).parent / "runner"
 CLAUDE, CLAUDE_KEY = "claude", "ANTHROPIC_API_KEY"
@@ -188,14 +186,8 @@ def _named(table: dict[str, str], name: str, where: str) -> Any:
 def check_names(campaign: Campaign) -> None:
     """Raise UserError if the campaign names a stack, launcher or proposer that does not exist or can't launch."""
     stack_of(campaign)
-    _check_launchable(campaign)
     _proposer(campaign)
     _launcher_name(campaign)
-
-
-def _check_launchable(campaign: Campaign) -> None:
-    if campaign.stack.name in JUDGED_ONLY:
-        raise UserError(f"stack {campaign.stack.name}: attuner can judge its recipes, not launch them yet")
 
 
 def _launcher_name(campaign: Campaign) -> str:
@@ -231,7 +223,6 @@ def _launcher(campaign: Campaign, settings: Settings) -> tuple[Launcher, Clock]:
 
 def build_kit(campaign: Campaign, settings: Settings) -> Kit:
     """Wire the adapters that a campaign names. Nothing is started yet."""
-    _check_launchable(campaign)
     _check_key(campaign)
     launcher, clock = _launcher(campaign, settings)
     return Kit(
@@ -251,6 +242,7 @@ def build_kit(campaign: Campaign, settings: Settings) -> Kit:
 def read_campaign(file: str, settings: Settings) -> Campaign:
     """Read a campaign file and give the campaign its id."""
     campaign = load_campaign(Path(file), configs=settings.configs_dir())
+    campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack)})
     while True:
         name = f"{campaign.name}-{secrets.token_hex(2)}"
         if not settings.folder(name).exists():

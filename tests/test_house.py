@@ -27,6 +27,7 @@ FLOORS = {
         "attuner.source": 2,
         "attuner.tables": 2,
         "attuner.yamlfile": 2,
+        "attuner.runs": 2,
     },
     **{"attuner.importing": 2, "attuner.failures": 2, "attuner.datatools": 2},
     **{"attuner.stacks": 3, "attuner.launchers": 3, "attuner.proposers": 3, "attuner.ledgers": 3},
@@ -161,7 +162,7 @@ def test_of_the_runner_only_its_file_names_are_seen_outside() -> None:
         for line, module in imports(path):
             if part_of(module) != "attuner.runner" or part == "attuner.runner":
                 continue
-            if module != "attuner.runner.files" or part not in {"attuner.stacks", "attuner.launchers"}:
+            if module != "attuner.runner.files" or part not in {"attuner.stacks", "attuner.launchers", "attuner.runs"}:
                 wrong.append(f"{where(path, line)} imports {module}")
     assert wrong == []
 

@@ -26,6 +26,9 @@ class StackSpec(Record):
     entry: Literal["", "pretrain_gpt.py", "slime"] = Field(default="", description="megatron: whose command line it is")
     torch: str = Field(default="", description="version on the cluster; '' is not known, and no rule's scope speaks of it")
     transformer_engine: str = Field(default="", description="version on the cluster; '' is not known")
+    job_source: str = Field(default="", description="megatron: folder of the checkout on the cluster's nodes; default: source")
+    script: str = Field(default="", description="megatron: training script in the checkout; default: pretrain_gpt.py")
+    script_arguments: list[str] = Field(default_factory=list, description="megatron: words for the script's own options")
 
     @model_serializer(mode="wrap")
     def _stated(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -57,6 +60,13 @@ class Cluster(Record):
     devices_per_node: int = Field(gt=0)
     device: Device = Device()
     env: dict[str, str] = Field(default_factory=dict, description="environment that the launcher adds to every job")
+    cpus_per_node: float = Field(default=0, ge=0, description="Ray CPUs reserved on each node together with its devices")
+    storage: str = Field(default="", description="where runs write on the cluster: '' (ATTUNER_HOME), a path, s3://bucket/prefix")
+    scratch: str = Field(default="", description="folder that all nodes of a run see, where it writes before storage gets it")
+    keep_ranks: list[int] = Field(default_factory=list, description="ranks whose traces are kept; empty: all")
+    start_timeout_s: float = Field(default=600, gt=0, description="a run that got no devices by then is given up, uncharged")
+    node_check: Literal["auto", "off"] = Field(default="auto", description="auto: probe the nodes when there are several")
+    slow_node_factor: float = Field(default=1.5, gt=1, description="a node slower than the median by this is slow or sick")
     figures: dict[str, Figure] = Field(
         default_factory=dict, description="speeds and sizes for the estimate, by name (attuner/estimate/hardware.py lists them)"
     )

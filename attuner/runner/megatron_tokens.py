@@ -97,6 +97,17 @@ class Vocabulary:
             if action is not None:
                 yield action.dest
 
+    def without(self, words: Sequence[str], dests: set[str]) -> list[str]:
+        """Return a command line without the options that set one of `dests`, and without their values."""
+        kept, dropping = [], False
+        for word in words:
+            action = self._by_option.get(word.partition("=")[0])
+            if action is not None or (word.startswith("--") and not _number(word)):
+                dropping = action is not None and action.dest in dests
+            if not dropping:
+                kept.append(word)
+        return kept
+
     def duplicated(self, words: Sequence[str]) -> list[str]:
         """Return the destinations that are set more than once; the last one wins."""
         seen = list(self.given(words))

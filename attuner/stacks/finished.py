@@ -14,7 +14,7 @@ from attuner.core.errors import UserError
 from attuner.core.recipe import EffectiveConfig
 from attuner.core.run import Evidence, StepRecord
 from attuner.runner import files as run_files
-from attuner.stacks.mcore.stack import fingerprint_of, steps_of
+from attuner.runs import fingerprint_of, steps_of
 from attuner.stacks.megatron.log import LoggedRun, read_log
 
 LOG_STACK = "megatron"

@@ -56,13 +56,13 @@ class _Watcher:
         probe = self._attached(model, optimizer, config)
         probe.before_step()
         start = time.perf_counter()
-        result = real(_showing(forward_step, probe), *args[1:], **kwargs)
+        result = real(showing(forward_step, probe), *args[1:], **kwargs)
         if torch.cuda.is_available():
             torch.cuda.synchronize()
         seconds = time.perf_counter() - start
         losses = {name: float(value) for name, value in (result[0] or {}).items()}
         loss = losses.pop(LM_LOSS, None)
-        aux = {**losses, **self._auxiliary()}
+        aux = {**losses, **auxiliary(self._training)}
         probe.after_step(loss=loss, aux=aux)
         self._write(loss, aux, grad_norm=result[5], seconds=seconds)
         self._done += 1
@@ -83,40 +83,10 @@ class _Watcher:
             self._probe = Probe.attach(model, optimizer, config, self._out, steps=self._steps, hooks=self._hooks)
         return self._probe
 
-    def _auxiliary(self) -> dict[str, float]:
-        """Return every auxiliary loss of experts as Megatron's log would say it, and leave its tracker as it was.
-
-        A collective over all ranks.
-        """
-        args = self._args()
-        if not args.num_experts:
-            return {}
-        moe_utils: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
-        tracker = moe_utils.get_moe_layer_wise_logging_tracker()
-        if not isinstance(tracker, dict):
-            return {}  # another tracker since 0.18; the log has these losses
-        kept = {name: {**entry, "values": entry["values"].clone()} for name, entry in tracker.items()}
-        found: dict[str, Any] = {}
-        moe_utils.track_moe_metrics(
-            loss_scale=1 / self._training.get_num_microbatches(),
-            iteration=0,
-            total_loss_dict=found,
-            force_initialize=True,
-            track_names=_names(args),
-            num_layers=args.num_layers,
-            moe_layer_freq=args.moe_layer_freq,
-            mtp_num_layers=args.mtp_num_layers,
-        )
-        tracker.clear()
-        tracker.update(kept)
-        return {name: float(found[name]) for name in _names(args) if name in found}
-
     def _write(self, loss: float | None, aux: dict[str, float], *, grad_norm: Any, seconds: float) -> None:
         """Add the step's line, on the rank that knows the loss: the last stage's first."""
         args = self._args()
-        last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
-        first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
-        if not (last and first and parallel_state.get_tensor_model_parallel_rank() == 0):
+        if not tells_loss():
             return
         line = {
             **{"step": self._done, "kind": "warmup", "t": time.time(), "step_s": seconds},
@@ -124,6 +94,42 @@ class _Watcher:
             **{"grad_norm": finite(grad_norm), "loss_tokens": 0, "tokens": args.global_batch_size * args.seq_length},
         }
         files.append_jsonl(self._out / files.STEPS, line)
+
+
+def auxiliary(training: Any) -> dict[str, float]:
+    """Return every auxiliary loss of experts as Megatron's log would say it, and leave its tracker as it was.
+
+    A collective over all ranks. training: the module megatron.training.training.
+    """
+    args = training.get_args()
+    if not args.num_experts:
+        return {}
+    moe_utils: Any = importlib.import_module("megatron.core.transformer.moe.moe_utils")
+    tracker = moe_utils.get_moe_layer_wise_logging_tracker()
+    if not isinstance(tracker, dict):
+        return {}  # another tracker since 0.18; the log has these losses
+    kept = {name: {**entry, "values": entry["values"].clone()} for name, entry in tracker.items()}
+    found: dict[str, Any] = {}
+    moe_utils.track_moe_metrics(
+        loss_scale=1 / training.get_num_microbatches(),
+        iteration=0,
+        total_loss_dict=found,
+        force_initialize=True,
+        track_names=_names(args),
+        num_layers=args.num_layers,
+        moe_layer_freq=args.moe_layer_freq,
+        mtp_num_layers=args.mtp_num_layers,
+    )
+    tracker.clear()
+    tracker.update(kept)
+    return {name: float(found[name]) for name in _names(args) if name in found}
+
+
+def tells_loss() -> bool:
+    """Tell whether this rank knows the loss and is the one to write it: the last stage's first."""
+    last = parallel_state.is_pipeline_last_stage(ignore_virtual=True)
+    first = parallel_state.get_data_parallel_rank(with_context_parallel=True) == 0
+    return bool(last and first and parallel_state.get_tensor_model_parallel_rank() == 0)
 
 
 def _names(args: Any) -> list[str]:
@@ -135,7 +141,7 @@ def _names(args: Any) -> list[str]:
     return [*names, *(["z_loss"] if args.moe_z_loss_coeff is not None else [])]
 
 
-def _showing(forward_step: Any, probe: Probe) -> Any:
+def showing(forward_step: Any, probe: Probe) -> Any:
     """Wrap a forward_step so that the probe is shown the loss mask: the first tensor bound to the loss function it returns."""
 
     @functools.wraps(forward_step)

@@ -1,30 +1,31 @@
 """The stack `megatron`: Megatron-LM's own training loop, started by its pretrain_gpt.py or by slime. Recipes carry the
 arguments of its parser. They are resolved by the code of a source checkout (`resolver.py`), or as a small CPU job inside the
-training image where there is no checkout here; attuner judges them, and can't launch them yet.
+training image where there is no checkout here. A launch runs the checkout's own script under `runner/train_megatron.py`.
 """
 
 from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from attuner import runs
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import RankStep
 from attuner.ports import JobSpec, RunFiles, RunResult
 from attuner.runner import files as run_files
-from attuner.stacks.megatron.arguments import ASSUMED, SLIME, capability, entry_of, final_config, question
+from attuner.stacks.megatron import benchmark, data
+from attuner.stacks.megatron.arguments import ASSUMED, PRETRAIN, SLIME, capability, entry_of, final_config, question
 from attuner.stacks.megatron.resolver import Resolver
 
-NOT_YET = "stack megatron: attuner can judge its recipes, not launch them yet"
 RESOLVE_LIMIT_S = 600.0
 log = logging.getLogger(__name__)
 
 
 class MegatronStack:
-    """Implements ports.Stack for Megatron-LM, as far as judging goes."""
+    """Implements ports.Stack for Megatron-LM."""
 
     name = "megatron"
     components: frozenset[str] = frozenset()
@@ -119,38 +120,80 @@ class MegatronStack:
                 found.append(error)
         return found
 
-    # ------------------------------------------------------------------ not yet
+    # ------------------------------------------------------------------ launching
 
     def freeze(self, campaign: Campaign, folder: Path) -> str:
-        """Refuse: nothing is launched. Raises UserError."""
-        self._not_yet()
+        """Return the dataset with the digest of what the baseline reads; see ports.Stack."""
+        return data.freeze(campaign, self.resolve(campaign.baseline, campaign))
 
     def command(self, recipe: Recipe, campaign: Campaign, *, kind: str, profile_steps: int, inputs: dict[str, Any]) -> JobSpec:
-        """Refuse: nothing is launched. Raises UserError."""
-        self._not_yet()
+        """Return what to run for one launch; see ports.Stack. Raises UserError for a component test: there is none."""
+        if inputs.get("component"):
+            raise UserError(f"component {inputs['component'][0]}: stack megatron has no component tests")
+        if entry_of(campaign.stack, recipe) == SLIME:
+            raise UserError(f"{campaign.source_file}: stack.entry: slime: its runs are launched by stack slime")
+        cluster, work, stack = campaign.launcher.cluster, campaign.workload, campaign.stack
+        steps = int(inputs["steps"])
+        job = {
+            "stack": self.name,
+            "source": stack.job_source or stack.source,
+            "script": stack.script or PRETRAIN,
+            "script_arguments": stack.script_arguments,
+            "arguments": recipe.data()["arguments"],
+            "drop": list(benchmark.DROPPED),
+            "set": benchmark.wrapping(inputs, profile_steps=profile_steps),
+            "judged": self.resolve(recipe, campaign).data()["arguments"],
+            "world_size": work.gpus,
+            "steps": steps,
+            "warmup_steps": min(work.warmup_steps, steps - 1),
+            "profile_steps": profile_steps,
+            "device": cluster.device.data(),
+            **{k: inputs[k] for k in ("save", "placement_offset") if inputs.get(k) is not None},
+        }
+        threads = {"OMP_NUM_THREADS": str(cluster.device.threads)} if cluster.device.kind == "cpu" else {}
+        return JobSpec(
+            module="train_megatron",
+            job=job,
+            env={**threads, **cluster.env, **recipe.env},
+            gpus=work.gpus,
+            gpus_per_node=cluster.devices_per_node,
+            resource=cluster.resource,
+            time_limit_s=campaign.launch.max_s,
+            hang_s=campaign.launch.hang_s,
+        )
 
     def read(self, files: RunFiles) -> RunResult:
-        """Refuse: nothing was launched. Raises UserError."""
-        self._not_yet()
+        """Return steps and outcome; see ports.Stack."""
+        result = runs.read_result(files)
+        job = Path(files.folder) / run_files.JOB
+        if not result.arguments or not job.exists():
+            return result
+        judged = run_files.read_json(job).get("judged", {})
+        return result.model_copy(update={"arguments": benchmark.as_judged(result.arguments, judged)})
 
     def progress(self, files: RunFiles) -> int:
-        """Return 0: nothing was launched."""
-        return 0
+        """Return how many steps are written."""
+        return runs.num_steps(files)
 
     def component(self, files: RunFiles) -> dict[str, Any]:
-        """Refuse: nothing was launched. Raises UserError."""
-        self._not_yet()
+        """Refuse: this stack has no component tests. Raises UserError."""
+        raise UserError("stack megatron has no component tests")
 
     def trace(self, files: RunFiles) -> list[RankStep]:
-        """Refuse: nothing was launched. Raises UserError."""
-        self._not_yet()
+        """Return the breakdown of every rank's profiled steps."""
+        return runs.rank_steps(files)
 
     def in_fp32(self, recipe: Recipe) -> Recipe | None:
-        """Return None: no check is launched."""
-        return None
+        """Return the same training in fp32; see ports.Stack.
 
-    def _not_yet(self) -> NoReturn:
-        raise UserError(NOT_YET)
+        None where the recipe is in fp32 already, or where Transformer Engine attends: its kernels have no fp32.
+        """
+        arguments = recipe.arguments
+        low = [name for name in ("bf16", "fp16") if arguments.get(name)]
+        if not low or arguments.get("transformer_impl") != "local":
+            return None
+        kept = {k: v for k, v in arguments.items() if k not in low}
+        return Recipe(stack=recipe.stack, arguments=kept, env=recipe.env)
 
     def close(self) -> None:
         """End the resolvers."""
