@@ -24,7 +24,7 @@ _NAMED = (
     re.compile(r"\((?P<name>[A-Za-z_][\w.:-]{0,63} pid=\d{1,10}(?:, ip=[0-9a-fA-F.:]{1,45})?)\) ?"),
     re.compile(r"\((?P<name>raylet|autoscaler|gcs_server|dashboard|driver)(?:, ip=[0-9a-fA-F.:]{1,45})?\) ?"),
     re.compile(r"\[?pod/(?P<name>[a-z0-9.-]{1,253}/[a-z0-9.-]{1,63})\]? "),
-    re.compile(r"(?P<name>[a-z0-9][a-z0-9.-]{0,127}) {1,8}\| (?! )"),
+    re.compile(r"(?P<name>[a-z0-9][a-z0-9_.]{0,63}(?:-[a-z0-9_.]{1,63}){0,8}-\d{1,6}) {1,8}\| "),
     re.compile(r"(?P<name>[a-z][a-z0-9]{0,31}(?:-[a-z0-9]{1,32}){1,8}): (?=\S)"),
 )
 _TIMED = (

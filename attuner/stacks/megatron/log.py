@@ -1,25 +1,20 @@
 """Reads the iteration lines of Megatron-LM's own log, as far as the looks can use them: loss, auxiliary losses, gradient norm.
 
-The grammar is the same from 2021 to 0.20: fields separated by ` |`, each `name: value`, printed by the last rank. Lines of
-other ranks, prefixes of launchers and whole foreign lines in between are passed over; a line that another writer broke is
-dropped and counted, for half a number is worse than none. A loss that isn't finite is not printed at all, so its absence
-with `number of nan iterations` above 0 is read as NaN. Learning rates are the next step's, so they are not read.
+The grammar is `attuner.logs`'s. The looks are stricter than a reader: a line that another writer broke, or that a spreadsheet
+rewrote, is dropped and counted even where its values could be told, for half a number is worse than none. A loss that isn't
+finite is not printed at all, so its absence with an update made is read as NaN. Learning rates are the next step's, so they
+are not read.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from dataclasses import dataclass, field
 
 from attuner.core.run import StepRecord
+from attuner.logs.reader import LogReader
+from attuner.logs.record import LogRecord
 
-_START = re.compile(r"\biteration\s+(\d+)\s*/\s*(\d+)\s*\|")
-_NUMBER = re.compile(r"[-+]?(\d+\.?\d*([eE][-+]?\d+)?|nan|inf)")
-_FIELD = re.compile(r"^(?P<name>[A-Za-z][\w ./()-]*?)\s*:?\s+(?P<value>[-+]?(?:\d|nan|inf)\S*)$")
-LOSS = "lm loss"
-END = "number of nan iterations"
-"""The last field of a whole line, in every version since 2021."""
+_PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -56,76 +51,49 @@ def read_log(text: str) -> LoggedRun:
 
     A later line of the same iteration holds (a restart prints some again).
     """
-    rows: dict[int, dict[str, float]] = {}
+    rows: dict[int, LogRecord] = {}
     broken = 0
-    for line in text.splitlines():
-        start = _START.search(line)
-        if start is None:
+    for record in _records(text):
+        if record.grammar != "megatron":
             continue
-        fields = _fields(line[start.end() :])
-        if fields is None:
+        if not record.whole or record.rejoined or record.locale:
             broken += 1
-            continue
-        rows[int(start[1])] = fields
+        else:
+            rows[record.iteration] = record
     if not rows:
         return LoggedRun(broken=broken)
     first = min(rows)
     steps, skipped, batches = [], [], {}
-    for iteration, fields in sorted(rows.items()):
+    for iteration, record in sorted(rows.items()):
         step = iteration - first
-        if "global batch size" in fields:
-            batches[step] = int(fields["global batch size"])
-        loss = _loss(fields)
-        if loss is None:
+        if record.global_batch_size is not None:
+            batches[step] = record.global_batch_size
+        if record.lm_loss is None:
             skipped.append(step)
             continue
-        steps.append(_step(step, loss, fields))
+        steps.append(_step(step, record.lm_loss, record))
     gaps = [b - a for a, b in zip(sorted(rows), sorted(rows)[1:], strict=False)]
     # the first iteration is printed in any case, whatever the interval
     interval = max(gaps, default=1)
     return LoggedRun(steps, first, batches, broken, interval, skipped)
 
 
-def _fields(rest: str) -> dict[str, float] | None:
-    """Return the numeric fields of one line, or None for a line that isn't whole."""
-    parts = [p.strip() for p in rest.split("|")]
-    found: dict[str, float] = {}
-    for part in parts:
-        match = _FIELD.match(part)
-        if match is None:
-            continue
-        value = match["value"]
-        if _NUMBER.fullmatch(value) is None:
-            # Primus and Megatron-DeepSpeed print several numbers in one field; none of ours is among them
-            if match["name"] in (LOSS, "grad norm", "global batch size") or match["name"].endswith("loss"):
-                return None
-            continue
-        found[match["name"]] = float(value)
-    whole = END in found or any(p.startswith(END) for p in parts)
-    # the log of 2020 ends with its losses and has no counters at all
-    old = "number of skipped iterations" not in rest and LOSS in found and rest.rstrip().endswith("|")
-    return found if whole or old else None
+def _records(text: str) -> list[LogRecord]:
+    reader, out = LogReader(), []
+    for at in range(0, len(text), _PIECE):
+        out += reader.feed(text[at : at + _PIECE].encode("utf-8", "replace"))
+    return out + reader.close()
 
 
-def _loss(fields: dict[str, float]) -> float | None:
-    """Return the loss; NaN where Megatron keeps quiet about one that isn't finite; None for a step without an update."""
-    if LOSS in fields:
-        return fields[LOSS]
-    if fields.get("number of skipped iterations", 0) > 0 and not fields.get(END):
-        return None
-    return math.nan
-
-
-def _step(step: int, loss: float, fields: dict[str, float]) -> StepRecord:
-    aux = {k: v for k, v in fields.items() if k.endswith(("loss", "_loss")) and k != LOSS}
+def _step(step: int, loss: float, record: LogRecord) -> StepRecord:
     return StepRecord(
         step=step,
         kind="scored",
         t=0.0,
-        step_s=fields.get("elapsed time per iteration (ms)", 0.0) / 1000.0,
+        step_s=(record.elapsed_ms or 0.0) / 1000.0,
         lm_loss=loss,
-        aux=aux,
-        grad_norm=fields.get("grad norm"),
+        aux=record.aux_losses,
+        grad_norm=record.grad_norm,
         loss_tokens=None,
         tokens=0,
     )
