@@ -22,6 +22,7 @@ def check(arguments: argparse.Namespace) -> int:
 
     settings = load_settings(project=arguments.project)
     campaign = load_campaign(Path(arguments.file), configs=settings.configs_dir())
+    campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack)})
     budget.check_at_birth(campaign, source=arguments.file)
     check_names(campaign)
     stack = stack_of(campaign)

@@ -115,6 +115,7 @@ def _asked(path: Path, flags: argparse.Namespace, settings: Settings) -> tuple[s
     data = read_yaml(path)
     if isinstance(data, dict) and "workload" in data:
         campaign = load_campaign(path, configs=settings.configs_dir())
+        campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack)})
         work, cluster = campaign.workload, campaign.launcher.cluster
         given, stack = dict(campaign.baseline.arguments), campaign.stack.name
     else:

@@ -10,6 +10,9 @@ from attuner.policy import budget
 from attuner.ports import Kit, Stack
 from attuner.steps.common import past, put, put_recipe
 
+DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Megatron's words for a precision, and the workload's."""
+
 
 def resolve_baseline(stack: Stack, campaign: Campaign) -> EffectiveConfig:
     """Return the baseline's final values, checked against the workload.
@@ -33,7 +36,8 @@ def resolve_baseline(stack: Stack, campaign: Campaign) -> EffectiveConfig:
         ("seed", "seed", work.seed),
         ("precision", "params_dtype", work.precision),
     ):
-        if effective.arguments.get(key, value) != value:
+        found_value = effective.arguments.get(key, value)
+        if found_value != value and DTYPES.get(str(found_value), found_value) != value:
             raise UserError(
                 f"{campaign.source_file}: workload.{name}: {value}, but the baseline's {key} is {effective.arguments[key]}; "
                 f"make the two agree"

@@ -14,8 +14,7 @@ from attuner.core.recipe import Recipe, Workload
 from attuner.ports import RunFiles, Stamp
 from attuner.settings import load_settings
 from attuner.stacks.megatron.arguments import capability, entry_of, final_config, question, versions_of
-from attuner.stacks.megatron.stack import NOT_YET, MegatronStack
-from attuner.wiring import build_kit, check_names
+from attuner.stacks.megatron.stack import MegatronStack
 
 
 def campaign(*, hardware: str = "H100", env: dict[str, str] | None = None, **stack: Any) -> Campaign:
@@ -102,27 +101,35 @@ def test_the_settings_fill_in_this_machines_checkouts() -> None:
     assert settings.sourced(StackSpec(name="mcore", version="1")) == StackSpec(name="mcore", version="1")
 
 
-def test_a_campaign_with_it_ends_in_one_line_before_anything_is_started(tmp_path: Path) -> None:
-    settings = load_settings({"ATTUNER_HOME": str(tmp_path)})
-    for wire in (lambda: check_names(campaign()), lambda: build_kit(campaign(), settings)):
-        with pytest.raises(UserError) as refused:
-            wire()
-        assert str(refused.value) == NOT_YET
-    assert list(tmp_path.iterdir()) == []
+def test_a_recipe_without_a_checkout_is_refused_before_anything_is_launched() -> None:
+    inputs = {"steps": 2, "load": None, "save": None}
+    with pytest.raises(UserError, match=r"c\.yaml: stack\.source: names no Megatron-LM checkout"):
+        MegatronStack().command(Recipe(stack="megatron"), campaign(), kind="search", profile_steps=0, inputs=inputs)
 
 
-def test_it_launches_nothing() -> None:
-    stack, files = MegatronStack(), RunFiles(folder=".", stamp=Stamp())
-    for call in (
-        lambda: stack.freeze(campaign(), Path()),
-        lambda: stack.command(Recipe(stack="megatron"), campaign(), kind="search", profile_steps=0, inputs={}),
-        lambda: stack.read(files),
-        lambda: stack.component(files),
-        lambda: stack.trace(files),
-    ):
-        with pytest.raises(UserError) as refused:
-            call()
-        assert str(refused.value) == NOT_YET
+@pytest.mark.parametrize(
+    ("inputs", "stack", "words"),
+    [
+        ({"component": ["attention", "a", 1, 2]}, {}, "no component tests"),
+        ({}, {"entry": "slime"}, "launched by stack slime"),
+    ],
+)
+def test_what_it_can_not_launch_is_said_in_one_line(inputs: dict[str, Any], stack: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        MegatronStack().command(Recipe(stack="megatron"), campaign(**stack), kind="check", profile_steps=0, inputs=inputs)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "twin"),
+    [
+        ({"bf16": True, "transformer_impl": "local"}, {"transformer_impl": "local"}),
+        ({"bf16": True}, None),
+        ({"transformer_impl": "local"}, None),
+    ],
+)
+def test_the_twin_in_fp32_exists_where_attention_has_one(arguments: dict[str, Any], twin: dict[str, Any] | None) -> None:
+    found = MegatronStack().in_fp32(Recipe(stack="megatron", arguments=arguments))
+    assert (found.arguments if found else None) == twin
 
 
 def test_resolving_in_the_image_takes_one_cpu_and_no_device(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ LOADED: dict[str, Value] = {
 SAVED: dict[str, Value] = {"no_save_optim": True, "no_save_rng": True, "ckpt_format": "torch_dist"}
 ALWAYS_TOLD = ("exit_interval", *LOGGED, *LOADED, *SAVED, *DROPPED)
 """Arguments whose final value a launch can't tell of its recipe."""
-ENDS = ("yaml_cfg", "use_checkpoint_args", "skip_train", "fake_process_group")
-"""Arguments that would make a launch something else than training what the recipe says; refused."""
 
 
 def wrapping(inputs: dict[str, Any], *, profile_steps: int) -> dict[str, Value]:

@@ -66,6 +66,8 @@ class MegatronStack:
     def _say_assumed(self, campaign: Campaign) -> None:
         """Say once what nobody states and is assumed."""
         stack, hardware = campaign.stack, campaign.workload.hardware
+        if campaign.launcher.cluster.device.kind == "cpu":
+            return  # neither is there, and nothing of them is used
         assumed = ".".join(map(str, ASSUMED))
         for missing, text in (
             (not stack.transformer_engine, "stack.transformer_engine is not stated: assumed to be new enough for the recipe"),
