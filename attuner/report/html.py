@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from attuner.report import claims, queries
+from attuner.report import claims, origin, queries
 from attuner.report.bars import bars
 from attuner.report.curve import curve, mark_class, shape
 from attuner.report.facts import ReportFacts
@@ -84,6 +84,7 @@ def _claim(facts: ReportFacts) -> str:
         ("Workload", claims.subject(facts)),
         ("Status", claims.status(facts)),
         ("Baseline, calibrated", claims.noise(facts)),
+        ("Published", origin.published(facts)),
         ("Charged", claims.cost(facts)),
         ("Paid back after", claims.payback(facts)),
     )
@@ -200,7 +201,8 @@ def _reviews(facts: ReportFacts) -> str:
 def _recipe(facts: ReportFacts) -> str:
     what = "The baseline's recipe" if facts.recipe_digest == facts.baseline_digest else "The recipe"
     yaml = _lines(recipe_yaml(facts.recipe).rstrip("\n"))
-    return _section("recipe", what, (f"<pre>{yaml}</pre>", _sql(queries.recipe(facts))))
+    adapted = ("<h3>Adapted from the public recipe</h3>", _list(origin.adaptations(facts))) if facts.campaign.adaptations else ()
+    return _section("recipe", what, (*adapted, f"<pre>{yaml}</pre>", _sql(queries.recipe(facts))))
 
 
 def _again(facts: ReportFacts) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from attuner.core.run import StepBreakdown
-from attuner.report import claims, queries
+from attuner.report import claims, origin, queries
 from attuner.report.bars import parts
 from attuner.report.facts import ChangedValue, ReportFacts
 from attuner.report.recipe_yaml import recipe_yaml
@@ -84,6 +84,7 @@ def _claim(facts: ReportFacts) -> list[str]:
         ("workload", claims.subject(facts)),
         ("status", claims.status(facts)),
         ("baseline, calibrated", claims.noise(facts)),
+        ("published", origin.published(facts)),
         ("charged", claims.cost(facts)),
         ("paid back after", claims.payback(facts)),
         ("search ended because", claims.stop_line(facts)),
@@ -241,7 +242,8 @@ def _reviews(facts: ReportFacts) -> list[str]:
 
 def _recipe(facts: ReportFacts) -> list[str]:
     what = "The baseline's recipe" if facts.recipe_digest == facts.baseline_digest else "The recipe"
-    return [f"## {what}", _fenced(recipe_yaml(facts.recipe), "yaml"), _sql(queries.recipe(facts))]
+    adapted = ["Adapted from the public recipe:", _list(origin.adaptations(facts))] if facts.campaign.adaptations else []
+    return [f"## {what}", *adapted, _fenced(recipe_yaml(facts.recipe), "yaml"), _sql(queries.recipe(facts))]
 
 
 def _again(facts: ReportFacts) -> list[str]:
