@@ -22,6 +22,7 @@ from attuner.core.message import ModelPrice
 from attuner.core.recipe import Recipe
 from attuner.policy import lessons
 from attuner.policy.conditions import check_condition
+from attuner.policy.inherit import Inherits, inherited
 from attuner.policy.register import Register, build_register
 from attuner.policy.zones import Limits, Tolerance, build_limits
 from attuner.yamlfile import parse, read_yaml
@@ -34,6 +35,7 @@ ALSO_JUDGE = (
 """Judging code outside policy/: what counts as a difference, and the steps that apply the looks."""
 LEVERS = "levers.yaml"
 TOLERANCES = "tolerances.yaml"
+INHERITS = "inherits.yaml"
 ARGUMENTS = "arguments.txt"
 LOCK = "LOCK"
 PRICES = "prices"
@@ -156,26 +158,48 @@ def _check_probe(campaign: Campaign, path: Path) -> None:
 
 def _register_files(rules_dir: Path, stack: str) -> list[Path]:
     folder = rules_dir / stack
-    files = sorted(p for p in folder.glob("*.yaml") if p.name not in (LEVERS, TOLERANCES))
-    if not files:
+    files = sorted(p for p in folder.glob("*.yaml") if p.name not in (LEVERS, TOLERANCES, INHERITS))
+    if not files and not (folder / INHERITS).is_file():
         raise UserError(f"{folder}: stack {stack} has no register; a stack without a register launches nothing")
-    common = rules_dir / "common.yaml"
-    return [*([common] if common.is_file() else []), *files]
+    return files
+
+
+def load_inherits(rules_dir: Path, stack: str) -> Inherits | None:
+    """Return from whom a stack's register inherits, or None if it stands alone.
+
+    Raises:
+        UserError: the file is malformed, or names a stack that inherits itself.
+    """
+    file = rules_dir / stack / INHERITS
+    if not file.is_file():
+        return None
+    found = parse(Inherits, read_yaml(file), file)
+    if (rules_dir / found.stack / INHERITS).is_file():
+        raise UserError(f"{file}: stack: {found.stack} inherits too; name the register that it inherits from")
+    return found
 
 
 def load_register(rules_dir: Path, stack: str) -> Register:
-    """Return the register of a stack, with the common rules.
+    """Return the register of a stack, with the common rules and those that it inherits.
 
     Raises:
         UserError: there is none, or an entry is malformed.
     """
-    entries = []
-    for file in _register_files(rules_dir, stack):
+    common, inherits = rules_dir / "common.yaml", load_inherits(rules_dir, stack)
+    entries = _entries([common] if common.is_file() else [], rules_dir)
+    if inherits is not None:
+        entries += inherited(_entries(_register_files(rules_dir, inherits.stack), rules_dir), inherits)
+    return build_register(stack, [*entries, *_entries(_register_files(rules_dir, stack), rules_dir)])
+
+
+def _entries(files: list[Path], rules_dir: Path) -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for file in files:
         data = read_yaml(file)
         if not isinstance(data, list):
             raise UserError(f"{file}: expected a list of rules")
-        entries += [(file.name if file.parent == rules_dir else f"{stack}/{file.name}", entry) for entry in data]
-    return build_register(stack, entries)
+        found += [(file.relative_to(rules_dir).as_posix(), entry) for entry in data]
+    return found
 
 
 def load_arguments(rules_dir: Path, stack: str) -> dict[str, list[str]]:
@@ -291,10 +315,12 @@ def file_digests(rules_dir: Path) -> dict[str, str]:
 
 def register_lock(rules_dir: Path, stack: str) -> str:
     """Return one digest of the stack's rules, the common rules and the judging code, as they are on disk now."""
+    inherits = load_inherits(rules_dir, stack)
+    folders = [f"rules/{name}/" for name in (stack, *([inherits.stack] if inherits else []))]
     relevant = {
         name: digest
         for name, digest in file_digests(rules_dir).items()
-        if name.startswith(("attuner/", f"rules/{stack}/")) or name in ("rules/common.yaml", f"rules/{TOLERANCES}")
+        if name.startswith(("attuner/", *folders)) or name in ("rules/common.yaml", f"rules/{TOLERANCES}")
     }
     return hashlib.sha256(canonical_json(relevant).encode()).hexdigest()
 
