@@ -56,6 +56,20 @@ def read_yaml(path: Path) -> Any:
         raise UserError(f"{path}: not YAML: {' '.join(str(error).split())[:200]}") from None
 
 
+def documents(text: str, source: Path | str) -> list[Any]:
+    """Return the data of every document in a YAML text.
+
+    Raises:
+        UserError: it is not YAML, or has a key twice.
+    """
+    try:
+        return list(yaml.load_all(text, Loader=_Loader))
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # ValueError: a date that is none
+        raise UserError(f"{source}: not YAML: {' '.join(str(error).split())[:200]}") from None
+
+
 def parse(model: type[M], data: Any, source: Path | str) -> M:
     """Validate data against a record.
 

@@ -1,0 +1,93 @@
+"""What an import gives: a recipe's arguments and environment, and all that a person must know of how they were understood."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Literal
+
+from pydantic import Field
+
+from attuner.core.base import Record, Value
+
+Kind = Literal["to_set", "undecided", "default", "overridden", "unknown", "secret", "left_out", "unparsed", "note"]
+TITLES: dict[Kind, str] = {
+    "to_set": "to be set here",
+    "undecided": "could not tell",
+    "default": "defaults taken",
+    "overridden": "a later flag wins",
+    "unknown": "unknown flags",
+    "secret": "secrets, not copied",
+    "left_out": "not carried over",
+    "unparsed": "not understood",
+    "note": "notes",
+}
+NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+TEXTS = re.compile(r"(name|path|dir|version|file|prefix|_id|key)$")
+"""Arguments whose value stays text, even if it looks like a number."""
+
+
+class Notice(Record):
+    """One thing to know."""
+
+    kind: Kind
+    text: str
+
+
+class Imported(Record):
+    """A recipe as it was understood.
+
+    stack: '' if the source doesn't tell.
+    entry: the program that the source starts.
+    gpus: devices that the source asks for; 0 if it doesn't tell.
+    """
+
+    source: str
+    format: str
+    stack: str
+    entry: str = ""
+    arguments: dict[str, Value] = Field(default_factory=dict)
+    env: dict[str, str] = Field(default_factory=dict)
+    gpus: int = 0
+    notices: list[Notice] = Field(default_factory=list)
+
+    def of(self, *kinds: Kind) -> list[str]:
+        """Return the texts of notices of these kinds."""
+        return [n.text for n in self.notices if n.kind in kinds]
+
+
+class Notes:
+    """Takes notices, each once and in order."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[Kind, str], Notice] = {}
+
+    def add(self, kind: Kind, text: str) -> None:
+        """Take a notice; it becomes one line."""
+        line = " ".join(text.split())
+        line = line if len(line) <= 400 else line[:399] + "…"
+        self._seen.setdefault((kind, line), Notice(kind=kind, text=line))
+
+    def all(self) -> list[Notice]:
+        """Return the notices, those that ask for most first."""
+        order = list(TITLES)
+        return sorted(self._seen.values(), key=lambda n: order.index(n.kind))
+
+
+def plain(text: str, name: str = "") -> Value:
+    """Return a word as the number it spells, else as it is; a number that would be spelled otherwise stays text."""
+    if TEXTS.search(name) or not NUMBER.fullmatch(text):
+        return text
+    if re.fullmatch(r"[-+]?\d+", text):
+        return int(text) if str(int(text)) == text and len(text) < 19 else text
+    return float(text)
+
+
+def scalar(value: Any, name: str = "") -> Value | None:
+    """Return a YAML value as a recipe's value; None stays None, anything else that is no scalar is refused by a TypeError."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, str):
+        return plain(value, name)
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,91 @@
+"""What must not travel with a recipe: secrets, addresses and folders of the author's machine, what a launcher sets itself."""
+
+from __future__ import annotations
+
+import re
+
+from attuner.core.base import Value
+from attuner.importing.model import Imported, Notes
+from attuner.importing.shell.values import ROOT
+
+_SECRET_ENV = re.compile(r"(?i)(^|_)(api_?key|key|token|secret|password|passwd|pat|credentials?)$|^AWS_")
+_SECRET_FLAG = re.compile(r"(?i)(wandb_key|api_key|apikey|secret|password|passwd|(hf|hub|auth|access|github|bearer)_token)$")
+_SECRET_TEXT = re.compile(
+    r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
+    r"|\bAKIA[A-Z0-9]{16}\b|\bnvapi-[\w-]{16,}|\bxox[bp]-[\w-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
+    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
+)
+_LAUNCHER = re.compile(
+    r"MASTER_(ADDR|PORT)|WORLD_SIZE|(NODE_|LOCAL_|GROUP_)?RANK|LOCAL_WORLD_SIZE|NNODES|SLURM_.*|RAY_.*|CUDA_VISIBLE_DEVICES|HOSTFILE"
+)
+_MACHINE = re.compile(
+    r"(?i)(no_proxy|https?_proxy|all_proxy|.*_SOCKET_IFNAME|NCCL_IB_HCA|PATH|PYTHONPATH|LD_LIBRARY_PATH|HOME|.*_HOME|.*_CACHE(_DIR)?"
+    r"|.*_DIR|.*_PATH|VIRTUAL_ENV|CONDA_.*|TMPDIR|WKDIR|CONTAINER_.*)"
+)
+_SAFE_KEYS = re.compile(r"^(input|label|metadata|tool|multimodal|reward|eval)\w*_key$")
+PATHS = {
+    *("load", "save", "data_path", "train_data_path", "valid_data_path", "test_data_path", "per_split_data_args_path"),
+    *("data_args_path", "data_cache_path", "tokenizer_model", "vocab_file", "merge_file", "tensorboard_dir", "wandb_save_dir"),
+    *("hf_checkpoint", "ref_load", "critic_load", "critic_save", "prompt_data", "eval_prompt_data", "pretrained_checkpoint"),
+}
+MASK = "(secret)"
+
+
+def mask(text: str) -> str:
+    """Return text without anything that looks like a secret."""
+    return _SECRET_TEXT.sub(MASK, text)
+
+
+def is_path(name: str, value: Value) -> bool:
+    """Tell whether a value names a place of the author's machine."""
+    words = [str(v) for v in (value if isinstance(value, list) else [value])]
+    if any(re.match(r"(/|~|\.{1,2}/|[a-z0-9]+://)", w) and len(w) > 1 for w in words):
+        return True
+    return name.rsplit(".", 1)[-1] in PATHS and any("/" in w or "${" in w for w in words)
+
+
+def kept_env(env: dict[str, str], notes: Notes) -> dict[str, str]:
+    """Return the variables that belong to a recipe, and say which do not."""
+    found: dict[str, str] = {}
+    machine, launcher = [], []
+    for name, value in env.items():
+        if _SECRET_ENV.search(name) or _SECRET_TEXT.search(value):
+            notes.add("secret", f"environment {name}")
+        elif _LAUNCHER.fullmatch(name):
+            launcher.append(name)
+        elif _MACHINE.fullmatch(name):
+            machine.append(f"{name}={value}" if len(value) < 60 else name)
+        else:
+            found[name] = value
+            if "${" in value or "$(" in value:
+                notes.add("undecided", f"environment {name} = {value}: set it here, or take it out")
+    if launcher:
+        notes.add("left_out", f"environment that a launcher sets: {', '.join(launcher)}")
+    if machine:
+        notes.add("left_out", f"environment of the author's machine, to be set here if needed: {', '.join(machine)}")
+    return found
+
+
+def kept_arguments(arguments: dict[str, Value], notes: Notes) -> dict[str, Value]:
+    """Return the arguments without secrets, and list those that name places of the author's machine or can't be told."""
+    found: dict[str, Value] = {}
+    for name, value in arguments.items():
+        leaf = name.rsplit(".", 1)[-1]
+        words = [str(v) for v in (value if isinstance(value, list) else [value])]
+        if (_SECRET_FLAG.search(leaf) and not _SAFE_KEYS.match(leaf)) or any(map(_SECRET_TEXT.search, words)):
+            notes.add("secret", name)
+            continue
+        found[name] = value
+        if is_path(name, value):
+            notes.add("to_set", f"{name} = {' '.join(words)}")
+        elif any("${" in w or "$(" in w for w in words):
+            notes.add(
+                "undecided", f"{name} = {' '.join(words)}: nothing in the source sets it; --set NAME=VALUE, or write it here"
+            )
+    return found
+
+
+def without_secrets(found: Imported) -> Imported:
+    """Return an import in which nothing that looks like a secret is left, in no notice either."""
+    masked = [n.model_copy(update={"text": mask(n.text).replace(ROOT + "/", "")}) for n in found.notices]
+    return found.model_copy(update={"notices": masked, "entry": mask(found.entry)})
