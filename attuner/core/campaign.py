@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from attuner.core.base import Record, Value
+from attuner.core.kube import KubeSpec
 from attuner.core.message import ModelPrice
 from attuner.core.recipe import Recipe, Workload
 
@@ -67,6 +68,7 @@ class Cluster(Record):
     start_timeout_s: float = Field(default=600, gt=0, description="a run that got no devices by then is given up, uncharged")
     node_check: Literal["auto", "off"] = Field(default="auto", description="auto: probe the nodes when there are several")
     slow_node_factor: float = Field(default=1.5, gt=1, description="a node slower than the median by this is slow or sick")
+    kube: KubeSpec | None = Field(default=None, description="launcher kuberay: namespace, image and pods (docs/kubernetes.md)")
     figures: dict[str, Figure] = Field(
         default_factory=dict, description="speeds and sizes for the estimate, by name (attuner/estimate/hardware.py lists them)"
     )
