@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from attuner import __version__
+from attuner.cli.data_arguments import add_data
 from attuner.core.errors import AttunerError
 
 Verb = Callable[[argparse.Namespace], int]
@@ -34,6 +35,7 @@ def parser() -> argparse.ArgumentParser:
     _lesson_verbs(verbs)
     _profile_verb(verbs)
     _bench_verb(verbs)
+    add_data(verbs, _add, _Parser)
     return top
 
 

@@ -1,6 +1,6 @@
-"""Reads the training rows: a folder with rows.bin (uint8 tokens, num_rows × (seq_len + 1)) and rows.json. Where rows.json
-names a mask_sha256, mask.bin (uint8, num_rows × seq_len) weighs each label with 0 or 1. The rows of an update, and their
-order, are the same in every parallel layout."""
+"""Reads the training rows: a folder with rows.bin (num_rows × (seq_len + 1) tokens of the `dtype` in rows.json, uint8 where
+it names none) and rows.json. Where rows.json names a mask_sha256, mask.bin (uint8, num_rows × seq_len) weighs each label with
+0 or 1. The rows of an update, and their order, are the same in every parallel layout."""
 
 import hashlib
 from collections.abc import Iterator
@@ -13,6 +13,7 @@ from . import files
 from .errors import ConfigError
 
 _CHUNK = 1 << 22
+_DTYPES = {"uint8": torch.uint8, "uint16": torch.uint16, "int32": torch.int32}
 
 
 class Rows:
@@ -28,11 +29,14 @@ class Rows:
             raise ConfigError(f"rows have {about['seq_len']} tokens, seq_length is {seq_length}")
         if about["vocab_size"] > vocab_size:
             raise ConfigError(f"rows need a vocabulary of {about['vocab_size']}, vocab_size is {vocab_size}")
-        if path.stat().st_size != self.num_rows * width:
-            raise ConfigError(f"rows.bin has {path.stat().st_size} bytes, not {self.num_rows} · {width}")
+        dtype = _DTYPES.get(about.get("dtype", "uint8"))
+        if dtype is None:
+            raise ConfigError(f"rows.json: dtype {about['dtype']}; known: {', '.join(_DTYPES)}")
+        if path.stat().st_size != self.num_rows * width * dtype.itemsize:
+            raise ConfigError(f"rows.bin has {path.stat().st_size} bytes, not {self.num_rows} · {width} · {dtype.itemsize}")
         if _sha256(path) != about["sha256"]:
             raise ConfigError("rows.bin differs from the sha256 in rows.json")
-        self._tokens = _map(path, width)
+        self._tokens = _map(path, width, dtype)
         self._mask = _mask(Path(folder) / "mask.bin", self.num_rows, seq_length, about.get("mask_sha256"))
         self._device = device
 
@@ -63,8 +67,9 @@ class Rows:
         return {"tokens": tokens, "labels": rows[:, 1:].contiguous(), "position_ids": positions, "loss_mask": mask}
 
 
-def _map(path: Path, width: int) -> torch.Tensor:
-    return torch.from_file(str(path), shared=False, size=path.stat().st_size, dtype=torch.uint8).view(-1, width)
+def _map(path: Path, width: int, dtype: torch.dtype) -> torch.Tensor:
+    size = path.stat().st_size // dtype.itemsize
+    return torch.from_file(str(path), shared=False, size=size, dtype=dtype).view(-1, width)
 
 
 def _mask(path: Path, num_rows: int, width: int, wanted: str | None) -> torch.Tensor | None:
@@ -73,7 +78,7 @@ def _mask(path: Path, num_rows: int, width: int, wanted: str | None) -> torch.Te
         return None
     if not path.is_file() or path.stat().st_size != num_rows * width or _sha256(path) != wanted:
         raise ConfigError("mask.bin differs from the mask_sha256 in rows.json")
-    return _map(path, width)
+    return _map(path, width, torch.uint8)
 
 
 def iterators(batches: list[dict[str, Any]], chunks: int) -> Any:
