@@ -49,7 +49,9 @@ def rows(arguments: argparse.Namespace) -> int:
         _say("left out", line)
     _say("dataset", f"{out.name}@sha256:{about['sha256']}")
     if layout.format == "megatron":
-        _say("megatron", f"--data-path {out / 'rows'}")
+        _say("megatron", f"{out / 'rows'}.bin, .idx: a sequence a row (GPTDataset would cut them anew: see --format gpt)")
+    if layout.format == "gpt":
+        _say("megatron", f"--data-path {out / 'stream'} --split 100,0,0 --seq-length {about['seq_len']}: exactly these rows")
     return 0
 
 

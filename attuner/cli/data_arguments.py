@@ -43,7 +43,10 @@ def _rows(acts: Any, add: Add) -> None:
     rows.add_argument("--shuffle", type=int, default=None, metavar="SEED", help="shuffle the rows (default: the sources' order)")
     rows.add_argument("--num-rows", type=int, default=None, metavar="N", help="stop after N rows")
     rows.add_argument(
-        "--format", choices=["rows", "megatron"], default="rows", help="megatron: rows.idx too, for --data-path DIR/rows"
+        "--format",
+        choices=["rows", "megatron", "gpt"],
+        default="rows",
+        help="megatron: rows.bin/.idx, a sequence a row; gpt: stream.bin/.idx, of which --data-path cuts exactly these rows",
     )
     rows.add_argument("--force", action="store_true", help="replace rows that are there")
 

@@ -18,7 +18,9 @@ import numpy.typing as npt
 
 from attuner.core.errors import UserError
 
-ABOUT, ROWS, USED, MASK, INDEX, SOURCES = "rows.json", "rows.bin", "used.bin", "mask.bin", "rows.idx", "sources.sha256"
+ABOUT, ROWS, USED, MASK, SOURCES = "rows.json", "rows.bin", "used.bin", "mask.bin", "sources.sha256"
+ROWS_INDEX, STREAM, STREAM_INDEX = "rows.idx", "stream.bin", "stream.idx"
+"""For Megatron: a sequence a row; the rows as one stream of which they are the samples."""
 TYPES = ("uint8", "uint16", "int32")
 Tokens = npt.NDArray[Any]
 _PIECE = 1 << 22

@@ -177,7 +177,15 @@ def _check(index: Index, idx: Path, num_bytes: int) -> None:
 
 
 def write_index(file: IO[bytes], dtype: str, *, num_rows: int, width: int) -> None:
-    """Write the index of `num_rows` sequences of `width` tokens back to back, each a document of its own."""
+    """Write the index of `num_rows` sequences of `width` tokens back to back, each a document of its own.
+
+    Raises:
+        UserError: a sequence is longer than the format's lengths can say.
+    """
+    if width >= 1 << 31:
+        raise UserError(
+            f"a sequence of {width} tokens: Megatron's index takes fewer than {1 << 31}; ask for fewer rows (--num-rows)"
+        )
     code = {name: code for code, name in CODES.items()}[dtype]
     file.write(MAGIC + struct.pack("<QBQQ", 1, code, num_rows, num_rows + 1))
     size = width * np.dtype(dtype).itemsize

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
 Tokens = npt.NDArray[Any]
 _BLOCK_TOKENS = 1 << 18
@@ -55,13 +56,23 @@ def _room(rows: int, limit: int | None, made: int) -> int:
 
 
 class EndToEnd:
-    """Rows are cut from one stream of all documents; a last row that isn't full is dropped, and counted."""
+    """Rows are cut from one stream of all documents; a last row that isn't full is dropped, and counted.
 
-    def __init__(self, width: int, dtype: str, *, limit: int | None = None) -> None:
+    With `overlap` each row begins with the last token of the one before, as Megatron's GPTDataset cuts its samples.
+    """
+
+    def __init__(self, width: int, dtype: str, *, limit: int | None = None, overlap: bool = False) -> None:
         self.packed = Packed()
-        self._width, self._limit = width, limit
-        self._block = np.empty(max(1, _BLOCK_TOKENS // width) * width, dtype)
-        self._at, self._full = 0, _room(len(self._block) // width, limit, 0) * width
+        self._width, self._limit, self._shared = width, limit, int(overlap)
+        self._step = width - self._shared
+        self._rows = max(1, _BLOCK_TOKENS // width)
+        self._block = np.empty(self._rows * self._step + self._shared, dtype)
+        self._at, self._full = 0, self._wanted()
+
+    def _wanted(self) -> int:
+        """Return how many tokens the next block takes: none if no row is wanted any more."""
+        rows = _room(self._rows, self._limit, self.packed.num_rows)
+        return rows * self._step + self._shared if rows else 0
 
     def add(self, tokens: Tokens, *, last: bool) -> Iterator[Block]:
         """See Packer."""
@@ -76,16 +87,19 @@ class EndToEnd:
 
     def end(self) -> Iterator[Block]:
         """See Packer."""
-        self.packed.unfinished = self._at % self._width
         yield from self._give()
+        self.packed.unfinished = self._at - (self._shared if self.packed.num_rows else 0)
 
     def _give(self) -> Iterator[Block]:
-        rows = self._block[: self._at // self._width * self._width].reshape(-1, self._width)
-        self._at = 0
-        self.packed.num_rows += len(rows)
-        self._full = _room(len(self._block) // self._width, self._limit, self.packed.num_rows) * self._width
-        if len(rows):
-            yield Block(rows)
+        rows = max(0, self._at - self._shared) // self._step
+        used = rows * self._step
+        if rows:
+            self.packed.num_rows += rows
+            flat = self._block[: used + self._shared]
+            yield Block(sliding_window_view(flat, self._width)[:: self._step])
+        left = self._at - used
+        self._block[:left] = self._block[used : self._at].copy()
+        self._at, self._full = left, self._wanted()
 
 
 class OneByOne:

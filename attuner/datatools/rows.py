@@ -24,7 +24,7 @@ from attuner.datatools.packing import Block, EndToEnd, OneByOne, Packed, Packer
 from attuner.datatools.stream import AUTO, NONE, Progress, Reading, Stream, open_stream
 
 CONCATENATE, DOCUMENT = "concatenate", "document"
-PACKS, LONGS, FORMATS = (CONCATENATE, DOCUMENT), ("cut", "split", "drop"), ("rows", "megatron")
+PACKS, LONGS, FORMATS = (CONCATENATE, DOCUMENT), ("cut", "split", "drop"), ("rows", "megatron", "gpt")
 _GATHER_TOKENS = 1 << 20
 
 
@@ -42,6 +42,8 @@ class Layout:
     num_rows: int | None = None
     """Stop after so many."""
     format: str = "rows"
+    """`megatron`: rows.idx makes rows.bin a Megatron file with a sequence a row. `gpt`: rows overlap by one token, and
+    stream.bin/.idx hold them as one sequence, of which Megatron's GPTDataset cuts exactly these rows."""
 
 
 class _File:
@@ -61,6 +63,10 @@ class _File:
         raw = array.tobytes()
         self._digest.update(raw)
         self._file.write(raw)
+
+    @property
+    def started(self) -> bool:
+        return self._file.tell() > 0
 
     def sha256(self) -> str:
         return self._digest.hexdigest()
@@ -85,17 +91,25 @@ def make_rows(
         raise UserError(f"--seq-len {layout.seq_len}: 1 to {1 << 24}")
     if layout.num_rows is not None and layout.num_rows < 1:
         raise UserError(f"--num-rows {layout.num_rows}: at least 1")
+    if layout.format == "gpt" and (layout.pack != CONCATENATE or layout.shuffle is not None):
+        raise UserError("--format gpt: rows stand end to end and unshuffled (Megatron shuffles them by its own seed)")
     with new_folder(out, mark=frozen.ABOUT, force=force) as part:
         pads = (layout.pad,) if layout.pack == DOCUMENT else ()
         stream = open_stream(named, reading, progress=progress, specials=pads)
         pad = _pad(stream, layout)
-        dtype = frozen.dtype_for(stream.coding.vocab_size)
+        # --dataloader-fast-cache-load takes the type from the vocabulary, and knows uint16 and int32 only
+        least = 0 if layout.format == "rows" else (1 << 8) + 1
+        dtype = frozen.dtype_for(max(stream.coding.vocab_size, least))
         packer = _packer(layout, dtype, pad)
         about: dict[str, Any] = {"seq_len": layout.seq_len, "dtype": dtype, "pad": pad, "eos": stream.coding.eos}
         about |= _write(part, stream, packer, layout, dtype)
+        num_rows, seq_len = about["num_rows"], layout.seq_len
         if layout.format == "megatron":
-            with (part / frozen.INDEX).open("wb") as file:
-                write_index(file, dtype, num_rows=about["num_rows"], width=layout.seq_len + 1)
+            with (part / frozen.ROWS_INDEX).open("wb") as file:
+                write_index(file, dtype, num_rows=num_rows, width=seq_len + 1)
+        if layout.format == "gpt":
+            with (part / frozen.STREAM_INDEX).open("wb") as file:
+                write_index(file, dtype, num_rows=1, width=num_rows * seq_len + 1)
         about |= _provenance(part, named, stream, layout, packer.packed)
         about = {k: v for k, v in about.items() if v is not None}
         (part / frozen.ABOUT).write_text(frozen.document(about), encoding="utf-8")
@@ -119,7 +133,7 @@ def _pad(stream: Stream, layout: Layout) -> int | None:
 def _packer(layout: Layout, dtype: str, pad: int | None) -> Packer:
     width = layout.seq_len + 1
     if pad is None:
-        return EndToEnd(width, dtype, limit=layout.num_rows)
+        return EndToEnd(width, dtype, limit=layout.num_rows, overlap=layout.format == "gpt")
     return OneByOne(width, dtype, pad=pad, long=layout.long, limit=layout.num_rows)
 
 
@@ -130,9 +144,12 @@ def _write(part: Path, stream: Stream, packer: Packer, layout: Layout, dtype: st
     with (
         _File(part / (frozen.ROWS + plain)) as rows,
         _File(part / (frozen.USED + plain)) as used,
+        _File(part / frozen.STREAM) as whole,
         closing(_blocks(stream, packer)) as blocks,
     ):
         for block in blocks:
+            if layout.format == "gpt":
+                whole.write(block.rows[:, 1:] if rows.started else np.append(block.rows[0, :1], block.rows[:, 1:]))
             rows.write(block.rows)
             if block.used is not None:
                 used.write(block.used)
@@ -154,6 +171,8 @@ def _write(part: Path, stream: Stream, packer: Packer, layout: Layout, dtype: st
         (part / f"{frozen.USED}.plain").unlink(missing_ok=True)
     if not padded:
         (part / frozen.USED).unlink(missing_ok=True)
+    if layout.format != "gpt":
+        (part / frozen.STREAM).unlink()
     return {"num_rows": num_rows, "sha256": digests[0], "used_sha256": digests[1] if padded else None}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -154,7 +155,7 @@ def test_tokens_and_text_are_not_mixed(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow  # importing megatron-core
-@pytest.mark.parametrize(("vocab_size", "dtype"), [(256, "uint8"), (60000, "uint16"), (200_000, "int32")])
+@pytest.mark.parametrize(("vocab_size", "dtype"), [(256, "uint16"), (60000, "uint16"), (200_000, "int32")])
 def test_megatrons_own_reader_gives_exactly_the_rows_in_order(tmp_path: Path, vocab_size: int, dtype: str) -> None:
     indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
     (tmp_path / "x").write_bytes(bytes(range(250)) * 5)
@@ -183,3 +184,30 @@ def test_what_megatrons_own_writer_wrote_is_read(tmp_path: Path) -> None:
     builder.finalize(str(tmp_path / "x.idx"))
     builder.data_file.close()
     assert documents(tmp_path / "x") == FLAT
+
+
+@pytest.mark.slow  # importing megatron-core
+def test_megatrons_samples_of_the_stream_are_exactly_the_rows(tmp_path: Path) -> None:
+    gpt = pytest.importorskip("megatron.core.datasets.gpt_dataset")
+    indexed = pytest.importorskip("megatron.core.datasets.indexed_dataset")
+    split = pytest.importorskip("megatron.core.datasets.utils").Split
+    (tmp_path / "x").write_text("".join(map(str, range(2000))))
+    make_rows([str(tmp_path / "x")], tmp_path / "rows", Reading(), Layout(16, format="gpt"))
+    prefix, rows = str(tmp_path / "rows" / "stream"), open_rows(tmp_path / "rows").rows.tolist()
+    config = gpt.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=16,
+        blend=([prefix], None),
+        split="100,0,0",
+        tokenizer=SimpleNamespace(eod=256, pad=257, vocab_size=258, unique_identifiers={}),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
+    low = indexed.IndexedDataset(prefix)
+    dataset = gpt.GPTDataset(low, prefix, np.arange(1, dtype=np.int32), len(rows), split.train, config)
+    samples = [[*sample["tokens"].tolist(), int(sample["labels"][-1])] for sample in (dataset[n] for n in range(len(rows)))]
+    assert samples != rows  # Megatron shuffles
+    assert sorted(samples) == sorted(rows)
+    assert all((dataset[n]["loss_mask"] == 1).all() for n in range(len(rows)))

@@ -251,3 +251,19 @@ def test_the_command_says_what_it_made(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err == f"attuner: {tmp_path / 'rows'}: exists; --force replaces it\n"
     assert main([*order, "--force", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["sha256"] == digest
+
+
+@pytest.mark.parametrize("num_rows", [None, 3])
+def test_overlapping_rows_are_one_stream(tmp_path: Path, num_rows: int | None) -> None:
+    text = bytes(range(250)) * 4000  # several blocks
+    (tmp_path / "x").write_bytes(text)
+    about = made(tmp_path / "x", tmp_path / "rows", seq_len=99, format="gpt", num_rows=num_rows)
+    rows, counts = open_rows(tmp_path / "rows").rows, about["made"]["counts"]
+    stream = np.fromfile(tmp_path / "rows" / "stream.bin", np.uint16)
+    assert stream.tolist() == [*text[: len(rows) * 99 + 1]]
+    assert all(rows[n].tolist() == list(text[n * 99 : n * 99 + 100]) for n in range(len(rows)))
+    assert len(rows) == (num_rows or 1_000_000 // 99)
+    assert num_rows or counts["tokens"] == len(rows) * 99 + 1 + counts["unfinished"]
+    for layout in ({"pack": "document"}, {"shuffle": 1}):
+        with pytest.raises(UserError, match="--format gpt: rows stand end to end and unshuffled"):
+            made(tmp_path / "x", tmp_path / "other", format="gpt", **layout)
