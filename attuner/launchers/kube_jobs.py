@@ -119,6 +119,7 @@ class KubeRay:
             package=manifest.zip_name(package),
             run_dir=run_dir,
             prefer=prefer,
+            avoid=list(document.get("exclude_nodes") or []),
         )
         wrong = checks.problems(body)
         if wrong:
@@ -148,7 +149,7 @@ class KubeRay:
         nodes = self._preflight.nodes() if offset is not None else None
         if not nodes:
             return []
-        bare = manifest.rayjob(attempt, job, self._cluster, document=document, package="", run_dir=run_dir, prefer=[])
+        bare = manifest.rayjob(attempt, job, self._cluster, document=document, package="", run_dir=run_dir, prefer=[], avoid=[])
         return capacity.preferred(nodes, bare, key=self._kube.gpu_key, offset=offset)
 
     def _begun(self, attempt: Attempt) -> bool:

@@ -174,7 +174,7 @@ class Kube:
         """Return an attempt of this campaign."""
         name = f"lab-0001-{launch}-a{number}"
         folder = str(self.folder / "runs" / f"{launch}-a{number}")
-        return Attempt(launch_id=launch, number=number, submission_id=name, folder=folder, submitted_at=time.time())
+        return Attempt(launch_id=launch, number=number, submission_id=name, folder=folder, submitted_at=0.0)
 
     def pods(self) -> dict[str, Any]:
         """Return the pods by role, the newest of each."""

@@ -88,7 +88,15 @@ def ship(attempt: Attempt, namespace: str, document: dict[str, Any], package: by
 
 
 def rayjob(
-    attempt: Attempt, job: JobSpec, cluster: Cluster, *, document: dict[str, Any], package: str, run_dir: str, prefer: list[str]
+    attempt: Attempt,
+    job: JobSpec,
+    cluster: Cluster,
+    *,
+    document: dict[str, Any],
+    package: str,
+    run_dir: str,
+    prefer: list[str],
+    avoid: list[str],
 ) -> dict[str, Any]:
     """Return the RayJob of an attempt.
 
@@ -97,10 +105,12 @@ def rayjob(
         package: file name of the runner's sources in the ConfigMap.
         run_dir: where the attempt writes, as its pods see it.
         prefer: nodes to run on if they are free.
+        avoid: nodes to keep off if there are others.
     """
     spec = kube_of(cluster)
     owned = labels(attempt)
     start_s = math.ceil(cluster.start_timeout_s)
+    wishes = [_wish(verb, names) for verb, names in (("In", prefer), ("NotIn", avoid)) if names]
     workers = [
         {
             "groupName": f"devices{i}" if i else "devices",
@@ -108,7 +118,7 @@ def rayjob(
             "minReplicas": pods,
             "maxReplicas": pods,
             "rayStartParams": {} if cluster.resource == "GPU" else {"resources": f"'{json.dumps({cluster.resource: devices})}'"},
-            "template": _worker(attempt, spec, devices, prefer),
+            "template": _worker(attempt, spec, devices, wishes),
         }
         for i, (pods, devices) in enumerate(groups(job))
     ]
@@ -155,18 +165,21 @@ def _head(attempt: Attempt, spec: KubeSpec) -> dict[str, Any]:
     return _pod(attempt, spec, container, {}, node_selector=spec.head_node_selector)
 
 
-def _worker(attempt: Attempt, spec: KubeSpec, devices: int, prefer: list[str]) -> dict[str, Any]:
+def _worker(attempt: Attempt, spec: KubeSpec, devices: int, wishes: list[dict[str, Any]]) -> dict[str, Any]:
     more = {spec.gpu_key: str(devices), **spec.limits}
     container = _container("ray-worker", spec, _resources(spec.worker, more), shm=True)
     if any("rdma" in name for name in spec.limits):
         # registered memory of RDMA is locked memory; a pod's ulimit for it is small otherwise
         container["securityContext"] = {"capabilities": {"add": ["IPC_LOCK"]}}
     pod = _pod(attempt, spec, container, spec.annotations, node_selector=spec.node_selector)
-    if prefer:
-        term = {"matchExpressions": [{"key": HOSTNAME, "operator": "In", "values": prefer}]}
-        wish = [{"weight": 100, "preference": term}]
-        pod["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wish}}
+    if wishes:
+        pod["spec"]["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": wishes}}
     return pod
+
+
+def _wish(verb: str, nodes: list[str]) -> dict[str, Any]:
+    """Return a preference of the scheduler; never a demand, which could make a job wait for ever."""
+    return {"weight": 100, "preference": {"matchExpressions": [{"key": HOSTNAME, "operator": verb, "values": nodes}]}}
 
 
 def _pod(
