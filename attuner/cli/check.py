@@ -13,6 +13,7 @@ from attuner.core.campaign import Campaign
 from attuner.policy import budget
 from attuner.policy.register import carried_defects
 from attuner.settings import load_settings
+from attuner.yamlfile import read_yaml
 
 
 def check(arguments: argparse.Namespace) -> int:
@@ -21,6 +22,11 @@ def check(arguments: argparse.Namespace) -> int:
     from attuner.wiring import check_names, stack_of
 
     settings = load_settings(project=arguments.project)
+    data = read_yaml(Path(arguments.file))
+    if isinstance(data, dict) and "arguments" in data and "workload" not in data:
+        from attuner.cli.check_recipe import check_recipe
+
+        return check_recipe(arguments)
     campaign = load_campaign(Path(arguments.file), configs=settings.configs_dir())
     campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack)})
     budget.check_at_birth(campaign, source=arguments.file)

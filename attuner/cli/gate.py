@@ -87,7 +87,11 @@ def frame(base: Path, settings: Settings, *, gpus: int, device: str) -> Campaign
     data = read_yaml(base)
     if isinstance(data, dict) and "workload" in data:
         return load_campaign(base, configs=settings.configs_dir())
-    recipe = load_recipe(base)
+    return framed(load_recipe(base), str(base), gpus=gpus, device=device)
+
+
+def framed(recipe: Recipe, where: str, *, gpus: int, device: str) -> Campaign:
+    """Return a bare campaign around a recipe, for what is judged outside campaigns; `where` is how messages call it."""
     count = gpus or 1
     arguments = recipe.arguments
     work = Workload(
@@ -112,7 +116,7 @@ def frame(base: Path, settings: Settings, *, gpus: int, device: str) -> Campaign
         launcher=LauncherSpec(name="ray_jobs", cluster=cluster),
         proposer=ProposerSpec(name="scripted"),
         prepare=Prepare(checkpoint="the same one"),  # two recipes alone are compared as if both start from one checkpoint
-        source_file=str(base),
+        source_file=where,
     )
 
 

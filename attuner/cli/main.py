@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 
 from attuner import __version__
 from attuner.cli.data_arguments import add_data
+from attuner.cli.import_arguments import add_import, add_recipe_check
 from attuner.core.errors import AttunerError
 
 Verb = Callable[[argparse.Namespace], int]
@@ -55,7 +56,10 @@ def _campaign_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     resume.add_argument("campaign", metavar="CAMPAIGN", help="campaign id, or the start of it")
     resume.add_argument("--quiet", action="store_true", help="print the last five lines only")
     check = _add(verbs, "check", "validate a campaign file and show cost and verdict; spends nothing", "check:check", json=True)
-    check.add_argument("file", metavar="FILE", help="campaign file")
+    check.add_argument("file", metavar="FILE", help="campaign file, or a recipe file alone")
+    add_recipe_check(check)
+    about = "a baseline recipe from a launch script, manifest, log or configuration file; runs nothing"
+    add_import(_add(verbs, "import", about, "imports:import_recipe", json=True))
     about = "memory per stage and step time of a recipe, from public figures; spends nothing"
     guess = _add(verbs, "estimate", about, "estimate:estimate", json=True)
     guess.add_argument("file", metavar="RECIPE|CAMPAIGN", help="recipe file, or a campaign file")
