@@ -14,6 +14,7 @@ from typing import Any
 
 from attuner.core.errors import UserError
 from attuner.datatools.stream import Progress, Reading, Stream, open_stream
+from attuner.datatools.tally import shown
 
 _LABEL = 12
 
@@ -48,10 +49,16 @@ def rows(arguments: argparse.Namespace) -> int:
     for line in _left_out(counts, layout.long):
         _say("left out", line)
     _say("dataset", f"{out.name}@sha256:{about['sha256']}")
-    if layout.format == "megatron":
-        _say("megatron", f"{out / 'rows'}.bin, .idx: a sequence a row (GPTDataset would cut them anew: see --format gpt)")
-    if layout.format == "gpt":
-        _say("megatron", f"--data-path {out / 'stream'} --split 100,0,0 --seq-length {about['seq_len']}: exactly these rows")
+    if "megatron" in about:
+        _say("megatron", f"dataset {out.name}@sha256:{about['megatron']['sha256']}")
+        prefix = out / about["megatron"]["prefix"]
+        if layout.format == "gpt":
+            _say(
+                "",
+                f"--data-path {prefix} --split 100,0,0 --seq-length {about['seq_len']}: these rows, shuffled by its --seed",
+            )
+        else:
+            _say("", f"{prefix}.bin, .idx: a sequence a row (GPTDataset would cut them anew: see --format gpt)")
     return 0
 
 
@@ -174,7 +181,7 @@ def _reading(arguments: argparse.Namespace) -> Reading:
 
 
 def _title(stream: Stream) -> str:
-    names = [str(s.path) for s in stream.sources]
+    names = [shown(s.path) for s in stream.sources]
     return names[0] if len(names) == 1 else f"{len(names):,} files"
 
 

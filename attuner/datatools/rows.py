@@ -22,6 +22,7 @@ from attuner.datatools.megatron_index import write_index
 from attuner.datatools.output import new_folder
 from attuner.datatools.packing import Block, EndToEnd, OneByOne, Packed, Packer
 from attuner.datatools.stream import AUTO, NONE, Progress, Reading, Stream, open_stream
+from attuner.datatools.tally import shown
 
 CONCATENATE, DOCUMENT = "concatenate", "document"
 PACKS, LONGS, FORMATS = (CONCATENATE, DOCUMENT), ("cut", "split", "drop"), ("rows", "megatron", "gpt")
@@ -91,6 +92,9 @@ def make_rows(
         raise UserError(f"--seq-len {layout.seq_len}: 1 to {1 << 24}")
     if layout.num_rows is not None and layout.num_rows < 1:
         raise UserError(f"--num-rows {layout.num_rows}: at least 1")
+    for name in named:
+        if Path(name).is_dir() and out.resolve().is_relative_to(Path(name).resolve()):
+            raise UserError(f"{out}: lies in the source {shown(name)}, and the next time would be read; name a folder outside")
     if layout.format == "gpt" and (layout.pack != CONCATENATE or layout.shuffle is not None):
         raise UserError("--format gpt: rows stand end to end and unshuffled (Megatron shuffles them by its own seed)")
     with new_folder(out, mark=frozen.ABOUT, force=force) as part:
@@ -103,17 +107,24 @@ def make_rows(
         packer = _packer(layout, dtype, pad)
         about: dict[str, Any] = {"seq_len": layout.seq_len, "dtype": dtype, "pad": pad, "eos": stream.coding.eos}
         about |= _write(part, stream, packer, layout, dtype)
-        num_rows, seq_len = about["num_rows"], layout.seq_len
-        if layout.format == "megatron":
-            with (part / frozen.ROWS_INDEX).open("wb") as file:
-                write_index(file, dtype, num_rows=num_rows, width=seq_len + 1)
-        if layout.format == "gpt":
-            with (part / frozen.STREAM_INDEX).open("wb") as file:
-                write_index(file, dtype, num_rows=1, width=num_rows * seq_len + 1)
+        about["megatron"] = _index(part, layout, dtype, about["num_rows"])
         about |= _provenance(part, named, stream, layout, packer.packed)
         about = {k: v for k, v in about.items() if v is not None}
         (part / frozen.ABOUT).write_text(frozen.document(about), encoding="utf-8")
     return about
+
+
+def _index(part: Path, layout: Layout, dtype: str, num_rows: int) -> dict[str, Any] | None:
+    """Write the index that Megatron asks for; return the prefix and the digest under which the stack `megatron` freezes it."""
+    if layout.format == "rows":
+        return None
+    whole = layout.format == "gpt"
+    data, index = (frozen.STREAM, frozen.STREAM_INDEX) if whole else (frozen.ROWS, frozen.ROWS_INDEX)
+    sequences, tokens = (1, num_rows * layout.seq_len + 1) if whole else (num_rows, layout.seq_len + 1)
+    with (part / index).open("wb") as file:
+        write_index(file, dtype, num_rows=sequences, width=tokens)
+    digests = (bytes.fromhex(frozen.sha256_of(part / name)) for name in (data, index))
+    return {"prefix": data.removesuffix(".bin"), "sha256": hashlib.sha256(b"".join(digests)).hexdigest()}
 
 
 def _pad(stream: Stream, layout: Layout) -> int | None:
@@ -224,7 +235,7 @@ def _provenance(part: Path, named: list[str], stream: Stream, layout: Layout, pa
             "layout": asdict(layout),
             "tokenizer": tokenizer,
             "sources": {
-                "named": [n.encode("utf-8", "replace").decode() for n in named],
+                "named": [shown(n) for n in named],
                 "files": len(stream.digests),
                 "list": frozen.SOURCES,
                 "sha256": frozen.sha256_of(part / frozen.SOURCES),

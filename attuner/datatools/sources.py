@@ -19,7 +19,7 @@ import msgspec
 
 from attuner.core.errors import UserError
 from attuner.datatools import tally as why
-from attuner.datatools.tally import Tally
+from attuner.datatools.tally import Tally, shown
 
 TEXT, JSONL, MEGATRON = "text", "jsonl", "megatron"
 KINDS = (TEXT, JSONL, MEGATRON)
@@ -94,13 +94,13 @@ def find(named: list[str], tally: Tally, *, kind: str = "") -> list[Source]:
         elif path.with_name(path.name + ".idx").is_file():
             out.append(Source(path, MEGATRON))
         else:
-            raise UserError(f"{name}: no such file or folder")
+            raise UserError(f"{shown(name)}: no such file or folder")
     if not out:
-        raise UserError(f"{', '.join(named) or 'no source'}: nothing to read in it")
+        raise UserError(f"{', '.join(map(shown, named)) or 'no source'}: nothing to read in it")
     kinds = {s.kind for s in out}
     if MEGATRON in kinds and len(kinds) > 1:
         text = next(s.path for s in out if s.kind != MEGATRON)
-        raise UserError(f"{text}: text can't be mixed with Megatron's .bin/.idx, which hold tokens already; make two outputs")
+        raise UserError(f"{shown(text)}: text can't be mixed with .bin/.idx, which hold tokens already; make two outputs")
     return out
 
 
@@ -112,7 +112,7 @@ def _inside(folder: Path, kind: str, tally: Tally) -> list[Source]:
         try:
             entries = sorted(os.scandir(here), key=lambda e: os.fsencode(e.name))
         except OSError as error:
-            raise UserError(f"{here}: {error.strerror or error}") from None
+            raise UserError(f"{shown(here)}: {error.strerror or error}") from None
         below: list[Path] = []
         for entry in entries:
             path = Path(entry.path)
@@ -139,7 +139,7 @@ def _source(path: Path, kind: str) -> Source:
     if pair:
         return Source(path.with_suffix(""), MEGATRON)
     if kind == MEGATRON:
-        raise UserError(f"{path}: not one of a pair NAME.bin, NAME.idx")
+        raise UserError(f"{shown(path)}: not one of a pair NAME.bin, NAME.idx")
     return Source(path, JSONL if name.endswith(_JSONL) else TEXT)
 
 
@@ -152,7 +152,7 @@ def size_of(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
+        raise UserError(f"{shown(path)}: {error.strerror or error}") from None
 
 
 def opened(path: Path) -> Hashed:
@@ -163,10 +163,10 @@ def opened(path: Path) -> Hashed:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            raise UserError(f"{path}: not a regular file")
+            raise UserError(f"{shown(path)}: not a regular file")
         return Hashed(path)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
+        raise UserError(f"{shown(path)}: {error.strerror or error}") from None
 
 
 def texts(source: Source, file: Hashed, tally: Tally, *, key: str, limit: int, pieces: bool) -> Generator[Text]:
@@ -188,7 +188,7 @@ def texts(source: Source, file: Hashed, tally: Tally, *, key: str, limit: int, p
         else:
             yield from _whole(source.path, read, tally, limit=limit)
     except (EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{source.path}: can't be read to its end ({error})") from None
+        raise UserError(f"{shown(source.path)}: can't be read to its end ({error})") from None
 
 
 def _pieces(path: Path, read: Callable[[int], bytes]) -> Iterator[Text]:

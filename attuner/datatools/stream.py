@@ -15,7 +15,7 @@ from attuner.core.errors import UserError
 from attuner.datatools import sources as src
 from attuner.datatools import tally as why
 from attuner.datatools.megatron_index import read_index
-from attuner.datatools.tally import Tally
+from attuner.datatools.tally import Tally, shown
 from attuner.datatools.tokenizers import BYTES, Tokenizer, load
 
 Tokens = npt.NDArray[Any]
@@ -140,7 +140,9 @@ class Stream:
         high, low = int(tokens.max()), 0 if tokens.dtype.kind == "u" else int(tokens.min())
         if high >= self.coding.vocab_size or low < 0:
             bad = low if low < 0 else high
-            raise UserError(f"{where}: token {bad} is outside the vocabulary of {self.coding.vocab_size}; see --vocab-size")
+            raise UserError(
+                f"{shown(where)}: token {bad} is outside the vocabulary of {self.coding.vocab_size}; see --vocab-size"
+            )
         self.max_id = max(self.max_id, high)
 
     def _megatron(self, source: src.Source) -> Iterator[tuple[Tokens, bool]]:

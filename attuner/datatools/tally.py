@@ -21,6 +21,12 @@ _NEVER_STRICT = frozenset({EMPTY, HIDDEN, LINKS, SPECIAL})
 """Left out by design: nothing that the user meant to train on is lost."""
 
 
+def shown(name: object) -> str:
+    """Return a name as one line of valid text: file names may hold newlines, and bytes that are no UTF-8."""
+    text = str(name).encode("utf-8", "backslashreplace").decode()
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 @dataclass
 class Tally:
     """Counts of one reading."""
@@ -39,9 +45,9 @@ class Tally:
             UserError: with `strict`, unless it is left out by design.
         """
         if self.strict and reason not in _NEVER_STRICT:
-            raise UserError(f"{where}: one of the {reason}; without --strict they are left out and counted")
+            raise UserError(f"{shown(where)}: one of the {reason}; without --strict they are left out and counted")
         self.dropped[reason] += 1
-        self.first.setdefault(reason, where)
+        self.first.setdefault(reason, shown(where))
 
     def data(self) -> dict[str, Any]:
         """Return the counts as plain data."""

@@ -98,7 +98,9 @@ class HuggingFace:
             except UnicodeDecodeError:
                 good.append(False)
         if self.library == "tokenizers":
-            ids = iter([e.ids for e in self._inner.encode_batch(words, add_special_tokens=False)])
+            # the fast one leaves out the places in the text
+            encode = getattr(self._inner, "encode_batch_fast", self._inner.encode_batch)
+            ids = iter([e.ids for e in encode(words, add_special_tokens=False)])
         else:
             ids = iter(self._inner(words, add_special_tokens=False)["input_ids"] if words else [])
         return [np.asarray(next(ids), np.int64) if ok else None for ok in good]

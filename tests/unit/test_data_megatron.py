@@ -15,6 +15,7 @@ from attuner.datatools.frozen import open_rows
 from attuner.datatools.megatron_index import MAGIC, OLD_MAGIC, read_index
 from attuner.datatools.rows import Layout, make_rows
 from attuner.datatools.stream import Reading, open_stream
+from attuner.stacks.megatron.data import ENDINGS, digest
 
 DOCUMENTS = [[[1, 2, 3], [4]], [[5, 6, 7, 8, 9, 10]], [[300]], [[11, 12], [], [13]]]
 """Sequences by document."""
@@ -211,3 +212,11 @@ def test_megatrons_samples_of_the_stream_are_exactly_the_rows(tmp_path: Path) ->
     assert samples != rows  # Megatron shuffles
     assert sorted(samples) == sorted(rows)
     assert all((dataset[n]["loss_mask"] == 1).all() for n in range(len(rows)))
+
+
+@pytest.mark.parametrize(("layout", "prefix"), [("megatron", "rows"), ("gpt", "stream")])
+def test_the_digest_is_the_one_that_the_stack_freezes(tmp_path: Path, layout: str, prefix: str) -> None:
+    (tmp_path / "x").write_bytes(bytes(range(250)) * 5)
+    about = make_rows([str(tmp_path / "x")], tmp_path / "rows", Reading(), Layout(9, format=layout))
+    files = [tmp_path / "rows" / (prefix + ending) for ending in ENDINGS]
+    assert about["megatron"] == {"prefix": prefix, "sha256": digest(files)}

@@ -167,11 +167,11 @@ def test_a_folder_that_is_not_ours_is_never_replaced(tmp_path: Path) -> None:
     folder = sources(tmp_path / "in")
     for force in (False, True):
         with pytest.raises(UserError, match=r"holds no rows\.json, so it isn't replaced"):
-            make_rows([str(folder)], folder, Reading(), Layout(seq_len=4), force=force)
+            make_rows([str(folder / "a.txt")], folder, Reading(), Layout(seq_len=4), force=force)
     link = tmp_path / "link"
     link.symlink_to(folder)
     with pytest.raises(UserError, match="is no folder"):
-        make_rows([str(folder)], link, Reading(), Layout(seq_len=4), force=True)
+        make_rows([str(folder / "a.txt")], link, Reading(), Layout(seq_len=4), force=True)
     assert (folder / "a.txt").read_text() == TEXTS[0]
 
 
@@ -267,3 +267,22 @@ def test_overlapping_rows_are_one_stream(tmp_path: Path, num_rows: int | None) -
     for layout in ({"pack": "document"}, {"shuffle": 1}):
         with pytest.raises(UserError, match="--format gpt: rows stand end to end and unshuffled"):
             made(tmp_path / "x", tmp_path / "other", format="gpt", **layout)
+
+
+def test_an_output_inside_a_source_is_refused(tmp_path: Path) -> None:
+    folder = sources(tmp_path / "in")
+    with pytest.raises(UserError, match="lies in the source"):
+        made(folder, folder / "c" / "rows")
+    assert sorted(p.name for p in (folder / "c").iterdir()) == ["d.jsonl"]
+
+
+def test_names_of_any_bytes_are_read_listed_and_shown_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    for name in (b"a\xff\n", b"b\\n"):
+        (folder / os.fsdecode(name)).write_text("some text to read")
+    (folder / os.fsdecode(b"c\xfe\n")).write_bytes(b"")
+    assert main(["data", "rows", str(folder), "-o", str(tmp_path / "rows"), "--seq-len", "4"]) == 0
+    assert "(first: " + str(folder) + "/c\\udcfe\\n)" in capsys.readouterr().out
+    subprocess.run(["sha256sum", "-c", str(tmp_path / "rows" / "sources.sha256")], capture_output=True, check=True)
+    assert main(["data", "lengths", str(folder), "--html", str(tmp_path / "l.html")]) == 0
