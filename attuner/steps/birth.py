@@ -56,6 +56,7 @@ def birth(kit: Kit, campaign: Campaign) -> str:
     budget.check_at_birth(campaign, source=campaign.source_file)
     lock = register_lock(kit.rules_dir, campaign.stack.name)
     effective = resolve_baseline(kit.stack, campaign)
+    (kit.folder / "inputs").mkdir(parents=True, exist_ok=True)
     dataset = kit.stack.freeze(campaign, kit.folder / "inputs")
     born = campaign.model_copy(
         update={"register_lock": lock, "workload": campaign.workload.model_copy(update={"dataset": dataset})}
