@@ -35,6 +35,8 @@ ALSO_JUDGE = (
 """Judging code outside policy/: what counts as a difference, and the steps that apply the looks."""
 LEVERS = "levers.yaml"
 TOLERANCES = "tolerances.yaml"
+FAILURES = "failures.yaml"
+"""Signatures of failures: read by attuner/failures.py; they judge nothing."""
 INHERITS = "inherits.yaml"
 ARGUMENTS = "arguments.txt"
 LOCK = "LOCK"
@@ -158,7 +160,7 @@ def _check_probe(campaign: Campaign, path: Path) -> None:
 
 def _register_files(rules_dir: Path, stack: str) -> list[Path]:
     folder = rules_dir / stack
-    files = sorted(p for p in folder.glob("*.yaml") if p.name not in (LEVERS, TOLERANCES, INHERITS))
+    files = sorted(p for p in folder.glob("*.yaml") if p.name not in (LEVERS, TOLERANCES, INHERITS, FAILURES))
     if not files and not (folder / INHERITS).is_file():
         raise UserError(f"{folder}: stack {stack} has no register; a stack without a register launches nothing")
     return files
@@ -305,8 +307,8 @@ def _tolerances(file: Path, rules_dir: Path) -> list[Tolerance]:
 
 
 def file_digests(rules_dir: Path) -> dict[str, str]:
-    """Return sha256 of every rules file and of the judging code, by path."""
-    rules = {f"rules/{p.relative_to(rules_dir).as_posix()}": p for p in rules_dir.rglob("*.yaml")}
+    """Return sha256 of every rules file that judges or guides, and of the judging code, by path."""
+    rules = {f"rules/{p.relative_to(rules_dir).as_posix()}": p for p in rules_dir.rglob("*.yaml") if p.name != FAILURES}
     package = POLICY.parent
     judges = [*POLICY.glob("*.py"), *(package / name for name in ALSO_JUDGE)]
     policy = {f"attuner/{p.relative_to(package).as_posix()}": p for p in judges}
