@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,15 @@ class Frozen:
     def seq_len(self) -> int:
         """Tokens of a row that are read; one more is the last one's label."""
         return int(self.about["seq_len"])
+
+    def blocks(self, num_tokens: int) -> Iterator[tuple[Tokens, Tokens | None]]:
+        """Yield all rows in blocks of about `num_tokens`, read and not mapped, with `used` of the same rows."""
+        step = max(1, num_tokens // (self.seq_len + 1))
+        with (self.folder / ROWS).open("rb") as file:
+            for at in range(0, len(self.rows), step):
+                count = min(step, len(self.rows) - at)
+                read = np.fromfile(file, self.rows.dtype, count * (self.seq_len + 1))
+                yield read.reshape(count, -1), None if self.used is None else self.used[at : at + step]
 
 
 def open_rows(folder: Path, *, with_mask: bool = True) -> Frozen:

@@ -26,7 +26,7 @@ from attuner.datatools.tokenizers import load
 
 Tokens = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
-_BLOCK_TOKENS = 1 << 20
+_BLOCK_TOKENS = 1 << 17
 EVEN, UNEVEN = "even", "uneven"
 """As `fact:loss_masks` of the rules."""
 
@@ -130,11 +130,9 @@ def _tokens(rows: frozen.Frozen, told: str, flag: str, tokenizer: str) -> Tokens
 
 def _write(part: Path, rows: frozen.Frozen, keep: Keep, marks: tuple[Tokens | None, Tokens | None], counts: Counter[int]) -> str:
     digest = hashlib.sha256()
-    step = max(1, _BLOCK_TOKENS // (rows.seq_len + 1))
     with part.open("wb") as file:
-        for at in range(0, len(rows.rows), step):
-            used = None if rows.used is None else rows.used[at : at + step]
-            kept = block_mask(rows.rows[at : at + step], used, keep, marks, eos=rows.about.get("eos"))
+        for block, used in rows.blocks(_BLOCK_TOKENS):
+            kept = block_mask(block, used, keep, marks, eos=rows.about.get("eos"))
             values, times = np.unique(kept.sum(axis=1), return_counts=True)
             counts.update(dict(zip(values.tolist(), times.tolist(), strict=True)))
             raw = kept.astype(np.uint8).tobytes()

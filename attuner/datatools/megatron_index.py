@@ -12,6 +12,7 @@ megatron/data/indexed_dataset.py, from fairseq.
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -52,19 +53,21 @@ class Index:
 
     def documents(self, *, limit: int) -> Iterator[tuple[int, Tokens | None]]:
         """Yield (bytes read, tokens) of each document; None for one of more than `limit` bytes."""
-        size = np.dtype(self.dtype).itemsize
-        tokens = _mapped(self.prefix.with_name(self.prefix.name + ".bin"), self.dtype)
-        for first in range(0, self.num_documents, _BLOCK):
-            ends = self.ends[first : first + _BLOCK + 1].tolist()
-            for begin, end in pairwise(ends):
-                lengths, offsets = self.lengths[begin:end].tolist(), self.offsets[begin:end].tolist()
-                num_bytes = sum(lengths) * size
-                if num_bytes > limit:
-                    yield num_bytes, None
-                    continue
-                parts = [tokens[o // size : o // size + n] for o, n in zip(offsets, lengths, strict=True)]
-                whole = parts[0] if len(parts) == 1 else np.concatenate(parts) if parts else tokens[:0]
-                yield num_bytes, whole
+        dtype = np.dtype(self.dtype).newbyteorder("<")
+        with self.prefix.with_name(self.prefix.name + ".bin").open("rb", buffering=0) as file:
+            for first in range(0, self.num_documents, _BLOCK):
+                ends = self.ends[first : first + _BLOCK + 1].tolist()
+                for begin, end in pairwise(ends):
+                    sizes = [n * dtype.itemsize for n in self.lengths[begin:end].tolist()]
+                    num_bytes = sum(sizes)
+                    if num_bytes > limit:
+                        yield num_bytes, None
+                        continue
+                    offsets = self.offsets[begin:end].tolist()
+                    raw = b"".join(os.pread(file.fileno(), n, at) for n, at in zip(sizes, offsets, strict=True))
+                    if len(raw) != num_bytes:
+                        raise UserError(f"{file.name}: grew shorter while it was read")
+                    yield num_bytes, np.frombuffer(raw, dtype)
 
 
 def read_index(prefix: Path) -> Index:
@@ -146,11 +149,6 @@ def _array(path: Path, dtype: str, at: int, count: int) -> Tokens:
     if count == 0:
         return np.zeros(0, dtype)
     return np.memmap(path, dtype=dtype, mode="r", offset=at, shape=(count,))
-
-
-def _mapped(path: Path, dtype: str) -> Tokens:
-    size = path.stat().st_size // np.dtype(dtype).itemsize
-    return _array(path, np.dtype(dtype).newbyteorder("<").str, 0, size)
 
 
 def _check(index: Index, idx: Path, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ Same input, same options, same version: the same bytes. A row has seq_len + 1 to
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Generator
 from contextlib import closing
 from dataclasses import asdict, dataclass
@@ -26,7 +27,7 @@ from attuner.datatools.tally import shown
 
 CONCATENATE, DOCUMENT = "concatenate", "document"
 PACKS, LONGS, FORMATS = (CONCATENATE, DOCUMENT), ("cut", "split", "drop"), ("rows", "megatron", "gpt")
-_GATHER_TOKENS = 1 << 20
+_GATHER_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class _File:
         self._file.close()
 
     def write(self, array: npt.NDArray[Any]) -> None:
-        raw = array.tobytes()
+        self.write_bytes(array.tobytes())
+
+    def write_bytes(self, raw: bytes) -> None:
         self._digest.update(raw)
         self._file.write(raw)
 
@@ -209,12 +212,13 @@ def row_order(seed: int, num_rows: int) -> npt.NDArray[np.int64]:
 def _gather(part: Path, name: str, order: npt.NDArray[np.int64], dtype: str, width: int) -> str:
     """Write a file's rows in another order and remove the old one."""
     plain = part / f"{name}.plain"
-    found = np.memmap(plain, dtype=dtype, mode="r", shape=(len(order), width))
-    step = max(1, _GATHER_TOKENS // width)
-    with _File(part / name) as file:
+    size = width * np.dtype(dtype).itemsize
+    step = max(1, _GATHER_BYTES // size)
+    with _File(part / name) as file, plain.open("rb", buffering=0) as found:
         for at in range(0, len(order), step):
-            file.write(found[order[at : at + step]])
-    del found
+            # read, not mapped: pages of a mapping would pile up in memory
+            places = order[at : at + step].tolist()
+            file.write_bytes(b"".join(os.pread(found.fileno(), size, place * size) for place in places))
     plain.unlink()
     return file.sha256()
 
