@@ -149,6 +149,7 @@ def rollout(arguments: argparse.Namespace) -> int:
         return 0
     size = wish.rollout_batch_size * wish.samples_per_prompt
     _say("rollouts", f"{wish.steps:,} files of {size:,} samples, {told['loss_tokens']:,} loss tokens, in {out}")
+    _say("dataset", f"{out / TEMPLATE}@sha256:{told['sha256']}")
     if told["samples_without_loss"]:
         _say("note", f"{told['samples_without_loss']:,} samples have no loss token")
     if wish.samples_per_prompt == 1 and wish.rewards == "alternate":

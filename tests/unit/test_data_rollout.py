@@ -107,6 +107,10 @@ def test_the_command_writes_the_files_and_says_how_slime_takes_them(tmp_path: Pa
     told = json.loads((out / "rollout.json").read_text())
     assert told["rows"]["mask_sha256"] == open_rows(folder).about["mask_sha256"]
     assert told["files"].keys() == {"rollout_0.pt", "rollout_1.pt"}
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("rollout_*.pt"))]
+    assert list(told["files"].values()) == digests
+    whole = hashlib.sha256("".join(digests).encode()).hexdigest()
+    assert f"{out}/rollout_{{rollout_id}}.pt@sha256:{whole}" in said
 
 
 FULL = """
