@@ -11,7 +11,7 @@ from typing import Any
 
 import yaml
 from kube_nodes import Nodes, node
-from kube_operator import Operator, PaperJobs, Ray
+from kube_operator import Operator, Order, PaperJobs, Ray
 from kube_server import KubeServer
 from kube_store import Rule, rules_of
 
@@ -95,7 +95,7 @@ class Driver:
         self.running = threading.Event()
         self.begun = 0
 
-    def __call__(self, entrypoint: str, stop: threading.Event) -> int:
+    def __call__(self, entrypoint: str, stop: Order) -> int:
         """Do what `python -m attuner_runner.once RUN_DIR JOB` would."""
         run_dir, job = (Path(x) for x in entrypoint.split()[-2:])
         if not begin(run_dir, job):
@@ -107,10 +107,12 @@ class Driver:
         while time.monotonic() < end or not self.go.is_set():
             (run_dir / files.HEARTBEAT).write_text(f"{time.time():.3f}\n")
             if stop.wait(0.02):
-                self._release(run_dir, "stopped")
+                if not stop.killed:
+                    self._release(run_dir, "stopped")
                 return 80
         if not self.outcome:
             return 137
+        files.write_json(run_dir / files.DONE, {})
         self._release(run_dir, self.outcome)
         return 0 if self.outcome == "ok" else 1
 
@@ -175,6 +177,12 @@ class Kube:
         name = f"lab-0001-{launch}-a{number}"
         folder = str(self.folder / "runs" / f"{launch}-a{number}")
         return Attempt(launch_id=launch, number=number, submission_id=name, folder=folder, submitted_at=0.0)
+
+    def evict(self, role: str) -> None:
+        """Take a pod away, as the kubelet does under pressure; with the head goes every job."""
+        self.nodes.evict(self.pods()[role]["metadata"]["name"], namespace=NAMESPACE)
+        if role == "head":
+            self.ray.forget()
 
     def pods(self) -> dict[str, Any]:
         """Return the pods by role, the newest of each."""

@@ -199,8 +199,6 @@ class Operator:
         found = self.store.list("pods", meta["namespace"], f"ray.io/cluster={meta['name']}")
         for pod in [p for p in found if p.get("status", {}).get("phase") in ("Failed", "Succeeded")]:
             if not pod["metadata"].get("deletionTimestamp"):  # KubeRay deletes what has ended, and makes it anew
-                if pod["metadata"]["labels"]["ray.io/node-type"] == "head":
-                    self.ray.forget()
                 self.store.delete("pods", meta["namespace"], pod["metadata"]["name"])
         wanted = [("head", "headgroup", 1, spec["headGroupSpec"]["template"])]
         wanted += [("worker", w["groupName"], w["replicas"], w["template"]) for w in spec["workerGroupSpecs"]]
@@ -277,12 +275,18 @@ class LocalJobs:
         """A local head is not taken away."""
 
 
+class Order(threading.Event):
+    """Set: stop. `killed`: without a word."""
+
+    killed = False
+
+
 class PaperJobs:
     """A Ray on paper: every job is a function of the test, in a thread."""
 
-    def __init__(self, work: Callable[[str, threading.Event], int]) -> None:
+    def __init__(self, work: Callable[[str, Order], int]) -> None:
         self._work = work
-        self._jobs: dict[str, tuple[threading.Event, list[int], threading.Thread]] = {}
+        self._jobs: dict[str, tuple[Order, list[int], threading.Thread]] = {}
         self.started: list[str] = []
         """Entrypoints that were started, in order."""
 
@@ -298,7 +302,7 @@ class PaperJobs:
 
     def submit(self, job_id: str, entrypoint: str, runtime_env: Obj, metadata: dict[str, str]) -> None:
         """Start a job."""
-        stop, code = threading.Event(), list[int]()
+        stop, code = Order(), list[int]()
         self.started.append(entrypoint)
         thread = threading.Thread(target=lambda: code.append(self._work(entrypoint, stop)), daemon=True)
         self._jobs[job_id] = (stop, code, thread)
@@ -312,4 +316,8 @@ class PaperJobs:
 
     def forget(self) -> None:
         """The head is lost: its jobs die unheard."""
-        self._jobs.clear()
+        while self._jobs:
+            order, _, thread = self._jobs.popitem()[1]
+            order.killed = True
+            order.set()
+            thread.join(2.0)

@@ -48,13 +48,14 @@ def judge(
         reason: what stands in the way, if anything.
         stamp: of the driver.
     """
+    told = _own(stamp)
     if job is None:
-        return _own(stamp) or _stranded("the RayJob was deleted by somebody else", stamp, lost=True)
+        return told or _stranded("the RayJob was deleted by somebody else", stamp, lost=True)
     status = job.get("status") or {}
     stage, message = status.get("jobDeploymentStatus", ""), " ".join(str(status.get("message", "")).split())[:240]
     if stage in NOT_YET:
         return _waiting(job, stage, reason, stamp, now, queue_timeout_s)
-    if (told := _own(stamp)) is not None:
+    if told is not None:
         return told
     why = status.get("reason", "")
     because = "; ".join(x for x in (reason.line if reason else "", f"{why}: {message}" if why else message) if x)
@@ -71,6 +72,10 @@ def _own(stamp: Stamp) -> Verdict | None:
     """Return the driver's own verdict, if it has released the devices."""
     if not stamp.outcome:
         return None
+    if stamp.outcome == "stopped":  # an order of ours would be on record, and nothing would be judged
+        return Verdict(
+            phase="stopped", detail="stopped by somebody else: the RayJob was deleted, or the Ray job stopped", lost=True
+        )
     return Verdict(phase="succeeded" if stamp.outcome == "ok" else "failed", detail=stamp.detail)
 
 
