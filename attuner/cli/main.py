@@ -35,8 +35,10 @@ def parser() -> argparse.ArgumentParser:
     _gate_verbs(verbs)
     _lesson_verbs(verbs)
     _profile_verb(verbs)
+    _triage_verb(verbs)
     _bench_verb(verbs)
     add_data(verbs, _add, _Parser)
+    _cluster_verbs(verbs)
     return top
 
 
@@ -103,6 +105,12 @@ def _profile_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     profile.add_argument("--top", type=int, default=8, help="longest kernels to list (default 8)")
 
 
+def _triage_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    triage = _add(verbs, "triage", "what failed first in a run's logs, and what to change next", "triage:triage", json=True)
+    triage.add_argument("logs", metavar="LOG", nargs="+", help="logs of one run: files (.gz too), folders, or - for a pipe")
+    triage.add_argument("--stack", default="", help="whose rules and levers (default: those of all)")
+
+
 def _gate_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     gate = _add(verbs, "gate", "does this change what is trained? exit 0 admit, 3 review, 4 refuse", "gate:gate", json=True)
     gate.add_argument("base", metavar="BASE", help="baseline: a recipe file, or a campaign file; with --runs a run")
@@ -163,6 +171,14 @@ def _bench_verb(verbs: argparse._SubParsersAction[_Parser]) -> None:
     )
     bench.add_argument("--out", default="", metavar="DIR", help="folder of bench.html and the CSV files (default: out/bench)")
     bench.add_argument("--quiet", action="store_true", help="no progress")
+
+
+def _cluster_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
+    cluster = verbs.add_parser("cluster", help="look at a cluster before anything is paid for")
+    acts = cluster.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=_Parser)
+    about = "rights, versions, image, storage, network, devices; exit 1 if something is to be mended; spends nothing"
+    look = _add(acts, "doctor", about, "cluster:doctor", json=True)
+    look.add_argument("file", metavar="FILE", help="campaign file, or a cluster file")
 
 
 def _lesson_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from attuner.config import file_digests, load_arguments, load_levers, load_register, load_tolerances, read_lock, write_lock
 from attuner.core.errors import UserError
+from attuner.failures import check_failures, lever_ids, load_failures
 from attuner.policy.register import Register, Rule, check_rule, examples_of, uncovered
 from attuner.policy.zones import check_tolerance
 from attuner.settings import load_settings
@@ -34,18 +35,22 @@ def check_rules(arguments: argparse.Namespace) -> int:
             coverage[register.stack] = {"arguments": len(known), "covered": len(known) - len(missing)}
     limits = [load_tolerances(rules_dir, register.stack) for register in registers]
     problems += sorted({p for x in limits for t in [*x.own, *x.general] for p in check_tolerance(t)})
+    signatures = load_failures(rules_dir, arguments.stack)
+    problems += check_failures(signatures, lever_ids(rules_dir, ""))
     locked, now = read_lock(rules_dir), file_digests(rules_dir)
     moved = sorted(k for k in locked.keys() | now.keys() if locked.get(k) != now.get(k))
     problems += [f"rules/LOCK: {name} is not as locked; run `attuner rules lock` and say why in the commit" for name in moved]
     counts = {r.stack: len(r.rules) for r in registers}
     if arguments.json:
-        print(json.dumps({"rules": counts, "levers": levers, "coverage": coverage, "problems": problems}, indent=1))
+        told = {"rules": counts, "levers": levers, "coverage": coverage, "failures": len(signatures.rules), "problems": problems}
+        print(json.dumps(told, indent=1))
     else:
         for register in registers:
             name, examples = register.stack, sum(len(examples_of(x)) for x in register.rules)
             print(f"{name}: {counts[name]} rules, {examples} examples, {levers[name]} lever groups")
             if name in coverage:
                 print(f"{name}: {coverage[name]['covered']} of {coverage[name]['arguments']} arguments covered")
+        print(f"failures: {len(signatures.rules)} signatures, {sum(len(x.examples) for x in signatures.rules)} examples")
         print("\n".join(problems) if problems else "every example comes out as expected; the lock holds")
     return 1 if problems else 0
 

@@ -125,7 +125,7 @@ class _Case:
             levers=[x for x in levers if self._catalog is None or x in self._catalog],
             retry=variant.retry if variant and variant.retry is not None else rule.retry,
             action=(variant.action if variant else "") or rule.action,
-            open=rule.open,
+            open=rule.open if variant is None else "",
             also=list(also),
         )
 
@@ -135,7 +135,7 @@ class _Case:
         scan = self._scans[self._file[hit.file]]
         if rule.rankless and (waiting := sorted(set().union(*(s.ranks.get(rule.id, set()) for s in self._scans)))):
             named = ", ".join(str(r) for r in waiting[:16]) + (" …" if len(waiting) > 16 else "")
-            why += f"; told by rank{'s' if len(waiting) > 1 else ''} {named}, which wait"
+            why += f"; it is said by rank{'s' if len(waiting) > 1 else ''} {named}"
         if scan.progress.skipped and scan.progress.skipped == scan.progress.num_steps and rule.kind.startswith("oom"):
             why += "; no step before it made an update (loss scaling), so their memory says nothing of the optimizer's"
         return why
