@@ -71,6 +71,10 @@ class Stamp(Record):
     """Device-seconds from allocation to release, where the cluster accounts for each node's own times (pods)."""
     nodes: list[str] = []
     """The cluster's ids of the nodes it ran on."""
+    lost_nodes: list[str] = []
+    """Those that went away under it; a further attempt keeps off them."""
+    warnings: list[str] = []
+    """What the job saw of its nodes and couldn't mend, a line each: slow, fewer devices, a port that is down."""
     versions: dict[str, str] = {}
     """Versions read inside the job: framework, torch, cuda, nccl, nccl_plugin, driver, image digest."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from pydantic import Field
 
 from attuner.config import project_root
+from attuner.core.access import Access
 from attuner.core.base import Record
 from attuner.core.campaign import StackSpec
 from attuner.core.errors import UserError
@@ -19,12 +20,16 @@ KNOWN = {
     "ATTUNER_PROJECT": "checkout with flows/, rules/ and configs/ (default: the working directory, then the package's own)",
     "ATTUNER_RAY_ADDRESS": "job API of a running Ray cluster, http://host:8265 (default: a local Ray of the campaign's own)",
     "ATTUNER_RAY_PYTHON": "Python of the cluster's nodes (default: this one for a local Ray, else `python`)",
+    "ATTUNER_RAY_TOKEN_FILE": "file with the token that the Ray cluster demands (RAY_AUTH_MODE=token there)",
+    "ATTUNER_RAY_CA": "file or folder of certificates for an https:// address",
+    "ATTUNER_RAY_HEADERS_FILE": "JSON file of more headers for requests to the Ray cluster, e.g. of a proxy before it",
+    "ATTUNER_STORAGE_MOUNT": "where this machine sees the cluster's `storage` path, if not under the same path",
     "ATTUNER_MEGATRON_SRC": "folder of the Megatron-LM checkout that the job uses, where stack.source doesn't say",
     "ATTUNER_SLIME_SRC": "folder of slime's checkout, where stack.slime_source doesn't say",
 }
 
-INHERITED = ("ATTUNER_RAY_ID", "ATTUNER_SERVES")
-"""Marks on processes that attuner started; not settings."""
+INHERITED = ("ATTUNER_RAY_ID", "ATTUNER_SERVES", "ATTUNER_IMAGE_DIGEST")
+"""Marks on processes that attuner started, and on images; not settings."""
 
 
 class Settings(Record):
@@ -34,6 +39,10 @@ class Settings(Record):
     project: Path | None
     ray_address: str = ""
     ray_python: str = Field(default="python")
+    ray_token_file: str = ""
+    ray_ca: str = ""
+    ray_headers_file: str = ""
+    storage_mount: str = ""
     megatron_source: str = ""
     slime_source: str = ""
 
@@ -42,13 +51,26 @@ class Settings(Record):
         """Return the ledger's file."""
         return self.home / "attuner.duckdb"
 
+    def access(self) -> Access:
+        """Return the way to the Ray cluster."""
+        return Access(
+            address=self.ray_address,
+            python=self.ray_python,
+            token_file=self.ray_token_file,
+            ca=self.ray_ca,
+            headers_file=self.ray_headers_file,
+            storage_mount=self.storage_mount,
+        )
+
     def folder(self, campaign_id: str) -> Path:
         """Return the folder of one campaign."""
         return self.home / campaign_id
 
     def sourced(self, stack: StackSpec, *, source: str = "") -> StackSpec:
         """Return the stack with this machine's checkouts: `source` (a command's option) first, then what the stack states."""
-        if stack.name != "megatron":
+        if stack.name in ("bridge", "automodel"):
+            return stack.model_copy(update={"source": source or stack.source})
+        if stack.name not in ("megatron", "slime"):
             return stack
         checkouts = {
             "source": source or stack.source or self.megatron_source,
@@ -101,11 +123,20 @@ def load_settings(environ: Mapping[str, str] | None = None, *, project: str = ""
     address = env.get("ATTUNER_RAY_ADDRESS", "")
     if address and not address.startswith(("http://", "https://")):
         raise UserError(f"ATTUNER_RAY_ADDRESS: {address} is not a job API address; it looks like http://host:8265")
+    if "@" in address:
+        raise UserError("ATTUNER_RAY_ADDRESS: holds a name or a password; put secrets into files, see docs/ray.md")
+    for name in ("ATTUNER_RAY_TOKEN_FILE", "ATTUNER_RAY_CA", "ATTUNER_RAY_HEADERS_FILE", "ATTUNER_STORAGE_MOUNT"):
+        if env.get(name) and not Path(env[name]).exists():
+            raise UserError(f"{name}: {env[name]}: no such file or folder")
     return Settings(
         home=Path(env.get("ATTUNER_HOME", "out")).resolve(),
         project=root,
         ray_address=address,
         ray_python=env.get("ATTUNER_RAY_PYTHON", "") or ("python" if address else sys.executable),
+        ray_token_file=env.get("ATTUNER_RAY_TOKEN_FILE", ""),
+        ray_ca=env.get("ATTUNER_RAY_CA", ""),
+        ray_headers_file=env.get("ATTUNER_RAY_HEADERS_FILE", ""),
+        storage_mount=env.get("ATTUNER_STORAGE_MOUNT", ""),
         megatron_source=env.get("ATTUNER_MEGATRON_SRC", ""),
         slime_source=env.get("ATTUNER_SLIME_SRC", ""),
     )

@@ -10,6 +10,9 @@ from typing import Any
 from attuner.ports import Stamp
 from attuner.runner import files
 
+BROKEN = ("node_lost", "infrastructure")
+"""Outcomes that the driver gives to an allocation that broke under the ranks: nothing they did."""
+
 
 @dataclass(frozen=True)
 class Stamps:
@@ -22,6 +25,17 @@ class Stamps:
     def _event(self, name: str) -> dict[str, Any]:
         return next((x for x in self.lines if x.get("event") == name), {})
 
+    def _last(self, name: str) -> dict[str, Any]:
+        return next((x for x in reversed(self.lines) if x.get("event") == name), {})
+
+    def allocated(self) -> bool:
+        """Tell whether devices were ever held."""
+        return bool(self._event("allocated"))
+
+    def lost(self) -> bool:
+        """Tell whether the driver itself closed the run because its allocation broke: a node lost, contact to storage lost."""
+        return self._event("released").get("outcome") in BROKEN
+
     def started(self) -> bool:
         """Tell whether a driver ever wrote here."""
         return self.exists
@@ -32,18 +46,30 @@ class Stamps:
 
     def stamp(self) -> Stamp:
         """Return the stamps as one record."""
-        allocated, released = self._event("allocated"), self._event("released")
+        allocated, released, nodes = self._event("allocated"), self._event("released"), self._last("nodes")
         return Stamp(
             allocated_at=allocated.get("t"),
             released_at=released.get("t"),
             last_heartbeat=self.last_heartbeat,
-            hosts=[str(h) for h in allocated.get("hosts", [])],
-            hardware=[str(h) for h in self._event("nodes").get("hardware", [])],
+            hosts=sorted(_words(nodes.get("hosts"))) or _words(allocated.get("hosts")),
+            hardware=_words(nodes.get("hardware")),
+            nodes=_words(nodes.get("ids")) or _words(allocated.get("nodes")),
+            lost_nodes=_words(released.get("lost")),
+            warnings=[x for line in self.lines if line.get("event") == "topology" for x in _words(line.get("warnings"))],
+            versions=_versions(self._last("versions").get("versions")),
             outcome=str(released.get("outcome", "")),
             phase=str(released.get("phase", "")),
             detail=str(released.get("detail", "")),
             other_load=released.get("other_load"),
         )
+
+
+def _words(value: Any) -> list[str]:
+    return [str(x) for x in value] if isinstance(value, list) else []
+
+
+def _versions(value: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
 
 
 def read_stamps(folder: Path) -> Stamps:

@@ -1,15 +1,20 @@
 """Rehearses failures: job key "inject" {"kind", "step"} makes a run fail on purpose before that step, so that a team
 sees its alarms go off. 'hang' stops the last rank, 'crash' raises on it, 'oom' really asks for more memory than the
-device has, 'nan' spoils a weight on every rank."""
+device has, 'nan' spoils a weight on every rank. {"kind": "slow_node", "node": 1, "factor": 3} lets the
+probe of the nodes find one that is slow; the run itself goes on untouched."""
 
 import time
 from typing import Any
 
-import torch
-
 from .errors import ConfigError
 
-_KINDS = ("hang", "crash", "oom", "nan")
+_KINDS = ("hang", "crash", "oom", "nan", "slow_node")
+
+
+def slowness(job: dict[str, Any], *names: int | str) -> float:
+    """Return how many times slower the node of one of these names (its index, its id) pretends to be."""
+    inject = job.get("inject") or {}
+    return float(inject["factor"]) if inject.get("kind") == "slow_node" and inject.get("node") in names else 1.0
 
 
 def rehearse(inject: dict[str, Any] | None, step: int, last_rank: bool, chunks: list[Any], limit: float | None) -> None:
@@ -23,8 +28,10 @@ def rehearse(inject: dict[str, Any] | None, step: int, last_rank: bool, chunks: 
     kind = inject["kind"]
     if kind not in _KINDS:
         raise ConfigError(f"inject kind must be one of {', '.join(_KINDS)}, not {kind}")
-    if step != inject["step"]:
+    if kind == "slow_node" or step != inject["step"]:
         return
+    import torch
+
     if kind == "nan":
         with torch.no_grad():
             next(chunks[0].parameters()).fill_(float("nan"))
@@ -39,8 +46,10 @@ def rehearse(inject: dict[str, Any] | None, step: int, last_rank: bool, chunks: 
         _exhaust(next(chunks[0].parameters()).device, limit)
 
 
-def _exhaust(device: torch.device, limit: float | None) -> None:
+def _exhaust(device: Any, limit: float | None) -> None:
     """Fill the device a little beyond its limit, or ask for what no machine has."""
+    import torch
+
     if limit is None:
         torch.empty(1 << 55, dtype=torch.uint8, device=device)
     pieces = []

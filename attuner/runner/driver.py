@@ -1,295 +1,264 @@
-"""The Ray job of one attempt: reserve devices, run the ranks under torchrun, stamp allocation and release.
+"""The Ray job of one attempt: reserve whole nodes, look at them, run the ranks under torchrun, stamp allocation and release.
 
-`python -m attuner_runner.driver RUN_DIR`, as the entrypoint of a Ray job. Devices are reserved with a placement group, so
-a busy cluster queues the attempt without charging it. GPU-hours come from the stamps written here, never from Ray's job
-times (its start time is the submit time). The driver also decides what the control plane can't see from afar: no step for
-`hang_s` is a hang, `time_limit_s` after allocation is the end. Whatever happens, the release is stamped, and a heartbeat
-tells until when the devices were held if the driver is killed outright.
+`python -m attuner_runner.driver RUN_DIR [JOB]`, as the entrypoint of a Ray job; JOB is the job document, where it doesn't lie in
+RUN_DIR already. Devices are reserved with a placement group, so a busy cluster queues the attempt without charging it. GPU-hours
+come from the stamps written here, never from Ray's job times (its start time is the submit time). The driver also decides what
+the control plane can't see from afar: no step for `hang_s` is a hang, `time_limit_s` after allocation is the end, a node that
+went away is `node_lost`. Whatever happens, the release is stamped, and a heartbeat tells until when the devices were held if the
+driver is killed outright.
 """
 
 import contextlib
 import logging
 import os
+import secrets
 import signal
-import socket
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from . import files
-from .load import OtherLoad
+from . import files, node_check, placement
+from .heart import Heart
+from .nodes import SILENT_S, AnyNode, Local, NodeLost, Remote, end_all, gather
+from .storage import Storage, StorageError
+from .watching import Mirror, cause, watch
 
-TICK_S = 0.1
-HEARTBEAT_S = 0.5
-STOP_GRACE_S = 3.0
-EXIT = {"ok": 0, "oom": 77, "hang": 78, "time_limit": 79, "stopped": 80, "never_allocated": 81}
+FREE_AGAIN_S = 60.0
+SEEN = ".seen"
+EXIT = {"ok": 0, "oom": 77, "hang": 78, "time_limit": 79, "stopped": 80, "never_allocated": 81, "node_lost": 83}
 
 
 class Stopped(Exception):
     """The job was asked to stop."""
 
 
-def inherited() -> dict[str, str]:
-    """Return this process's environment for the ranks, without the folder that Ray put on the path for this session.
+class Attempt:
+    """One attempt: the job, its folder, what it stamps, what it holds."""
 
-    The ranks find their code in the working directory; a path that changes with every Ray session would look like a
-    change of the environment.
-    """
-    env = dict(os.environ)
-    kept = [p for p in env.pop("PYTHONPATH", "").split(os.pathsep) if p and "runtime_resources" not in p]
-    return {**env, "PYTHONPATH": os.pathsep.join(kept)} if kept else env
+    def __init__(self, job: dict[str, Any], run_dir: Path) -> None:
+        self.job, self.run_dir = job, run_dir
+        self.storage = Storage(job, run_dir)
+        self.heart = Heart(run_dir, self.storage)
+        self.group: PlacementGroup | None = None
+        self.nodes: list[AnyNode] = []
+        self.mirror: Mirror | None = None
+        self.load: float | None = None
+        self.allocated_at = 0.0
+        self.lost = ""
 
+    def stamp(self, event: str, **what: Any) -> None:
+        """Write one stamp."""
+        files.append_jsonl(self.run_dir / files.STAMPS, {"event": event, "t": time.time(), **what})
 
-class TorchrunNode:
-    """The ranks of one node, under one torchrun."""
+    def reserve(self) -> None:
+        """Wait for the devices and stamp their allocation. Raises placement.NoRoom, StorageError."""
+        self.storage.begin()
+        self._still_wanted()
+        self.group = placement.reserve(self.job)
+        self.allocated_at = time.time()
+        try:
+            self._still_wanted()
+        except placement.NoRoom:
+            self.free()
+            raise
+        ids = placement.nodes_of(self.group)
+        hosts = sorted(placement.hosts_of(ids).values())
+        self.stamp("allocated", hosts=hosts, gpus=self.job["gpus"], pid=os.getpid(), nodes=ids)
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[bytes] | None = None
+    def _still_wanted(self) -> None:
+        if self.storage.cancelled():
+            raise placement.NoRoom("given up by the control side before it began")
 
-    def address(self) -> tuple[str, int]:
-        """Return this node's address and a free port, for the rendezvous."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            return ray.util.get_node_ip_address(), probe.getsockname()[1]
+    def free(self) -> None:
+        """Give the devices back."""
+        if self.group is not None:
+            remove_placement_group(self.group)
+            self.group = None
 
-    def hardware(self) -> list[str]:
-        """Return the models of this node's devices: GPUs where there are any, else the processor."""
-        gpus = [_field(p, "Model:") for p in Path("/proc/driver/nvidia/gpus").glob("*/information")]
-        return sorted({*gpus}) if gpus else [_field(Path("/proc/cpuinfo"), "model name")]
+    # ------------------------------------------------------------------------------------------ the ranks' run
 
-    def start(self, command: list[str], env: dict[str, str], log: str) -> int:
-        """Start the ranks, tied to this process's life; return their session id."""
-        leash = [sys.executable, "-S", "-m", f"{__package__}.leash", str(os.getpid())]
-        with Path(log).open("ab") as out:
-            self._process = subprocess.Popen(
-                leash + command, env={**inherited(), **env}, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+    def run(self) -> tuple[str, str, str]:
+        """Run the ranks on reserved devices; return outcome, phase and detail. Raises NodeLost, node_check.Unfit."""
+        counts = placement.counts(self.job)
+        self._take_nodes()
+        try:
+            self._look(counts)
+            commands = (
+                node_check.torchrun(self.job["module"], self.run_dir, self.nodes, counts)
+                if self.job["torchrun"]
+                else [[sys.executable, "-m", f"{__package__}.{self.job['module']}", str(self.run_dir)] for _ in self.nodes]
             )
-        return self._process.pid
+            asked = [
+                node.ask("start", command, self.job["env"], str(self.run_dir / node_check.log_name(i, files.LOG)))
+                for i, (node, command) in enumerate(zip(self.nodes, commands, strict=True))
+            ]
+            for node, a in zip(self.nodes, asked, strict=True):
+                node.answer(a, 60.0)
+            outcome, detail = watch(self.job, self.run_dir, self.nodes, self.heart, since=self.allocated_at, mirror=self.mirror)
+            self._bring_home()
+        finally:
+            self._end_nodes()
+        return cause(self.run_dir, outcome, detail)
 
-    def poll(self) -> int | None:
-        """Return the exit code of torchrun, or None while it runs."""
-        return self._process.poll() if self._process else None
-
-    def stop(self) -> None:
-        """End the ranks: politely, then outright. torchrun forwards SIGTERM to its workers."""
-        if self._process is None:
-            return
-        if self._process.poll() is None:
-            self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(STOP_GRACE_S)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-
-def _field(path: Path, name: str) -> str:
-    try:
-        lines = path.read_text(errors="replace").splitlines()
-    except OSError:
-        return "unknown"
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(name)), "unknown")
-
-
-class RemoteNode:
-    """The same calls, on another node of the placement group through a Ray actor."""
-
-    def __init__(self, group: PlacementGroup, index: int) -> None:
-        strategy = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=index)
-        self._actor: Any = ray.remote(TorchrunNode).options(num_cpus=0, scheduling_strategy=strategy).remote()
-
-    def address(self) -> tuple[str, int]:
-        """Return that node's address and a free port."""
-        address, port = ray.get(self._actor.address.remote())
-        return address, port
-
-    def hardware(self) -> list[str]:
-        """Return the models of that node's devices."""
-        models: list[str] = ray.get(self._actor.hardware.remote())
-        return models
-
-    def start(self, command: list[str], env: dict[str, str], log: str) -> int:
-        """Start the ranks there; the session id means nothing here."""
-        ray.get(self._actor.start.remote(command, env, log))
-        return -1
-
-    def poll(self) -> int | None:
-        """Return the exit code of torchrun there, or None while it runs."""
-        code: int | None = ray.get(self._actor.poll.remote())
-        return code
-
-    def stop(self) -> None:
-        """End the ranks there."""
-        ray.get(self._actor.stop.remote())
-
-
-def reserve(job: dict[str, Any]) -> PlacementGroup:
-    """Return a placement group with a bundle per node.
-
-    Raises:
-        TimeoutError: the cluster had no room within `alloc_timeout_s`; nothing is charged.
-    """
-    resource, gpus, per_node = job["resource"], job["gpus"], job["gpus_per_node"]
-    counts = [min(per_node, gpus - first) for first in range(0, gpus, per_node)]
-    bundles: list[dict[str, float]] = [{resource: count} for count in counts]
-    for bundle, address in zip(bundles, chosen_nodes(job, len(counts)), strict=False):
-        bundle[f"node:{address}"] = 0.001
-    group = placement_group(bundles, strategy="PACK" if len(bundles) == 1 else "STRICT_SPREAD")
-    if not group.wait(job["alloc_timeout_s"]):
-        remove_placement_group(group)
-        raise TimeoutError(f"no {gpus} × {resource} within {job['alloc_timeout_s']} s")
-    return group
-
-
-def chosen_nodes(job: dict[str, Any], needed: int) -> list[str]:
-    """Return node addresses to pin to, so that calibration runs land on different nodes where there is a choice."""
-    offset = job.get("placement_offset")
-    nodes = [
-        n for n in ray.nodes() if n["Alive"] and n["Resources"].get(job["resource"], 0) >= min(job["gpus"], job["gpus_per_node"])
-    ]
-    if offset is None or len(nodes) <= needed:
-        return []
-    addresses = sorted(n["NodeManagerAddress"] for n in nodes)
-    return [addresses[(offset * needed + i) % len(addresses)] for i in range(needed)]
-
-
-def torchrun(job: dict[str, Any], run_dir: Path, nodes: list[TorchrunNode | RemoteNode], counts: list[int]) -> list[list[str]]:
-    """Return the command of every node."""
-    module = f"{__package__}.{job['module']}"
-    if not job["torchrun"]:
-        return [[sys.executable, "-m", module, str(run_dir)] for _ in nodes]
-    address, port = nodes[0].address()
-    host = "127.0.0.1" if len(nodes) == 1 else address
-    base = [sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(nodes)}", "--max-restarts=0", "--monitor-interval=0.1"]
-    return [
-        [
-            *base,
-            f"--nproc-per-node={count}",
-            f"--node-rank={i}",
-            f"--master-addr={host}",
-            f"--master-port={port}",
-            "-m",
-            module,
-            str(run_dir),
+    def _take_nodes(self) -> None:
+        if self.group is None:
+            raise RuntimeError("no devices are reserved")
+        here = ray.get_runtime_context().get_node_id()
+        silent_s = float(self.job.get("node_silent_s") or SILENT_S)
+        self.nodes = [
+            Local(node_id) if node_id == here else Remote(self.group, i, node_id, silent_s)
+            for i, node_id in enumerate(placement.nodes_of(self.group))
         ]
-        for i, count in enumerate(counts)
-    ]
+        self._share_folder()
+
+    def _share_folder(self) -> None:
+        """See that every node sees the run's folder; one lone node may have its own, which is then copied. Raises Unfit."""
+        token = secrets.token_hex(8)
+        (self.run_dir / SEEN).write_text(token)
+        seen = gather(self.nodes, "sees", str(self.run_dir / SEEN), token, limit_s=120.0)
+        (self.run_dir / SEEN).unlink()
+        blind = [node for node, sees in zip(self.nodes, seen, strict=True) if not sees]
+        if not blind:
+            return
+        if len(self.nodes) > 1 or not self.storage.apart:
+            names = ", ".join(x for x in placement.hosts_of([n.id for n in blind]).values())
+            raise node_check.Unfit(
+                f"{names}: {self.run_dir} of the driver's node is not seen there; all nodes of a run need one folder: "
+                "set storage (a path of the cluster) or scratch in the cluster's file"
+            )
+        gather(self.nodes, "settle_in", str(self.run_dir), self.job, limit_s=600.0)
+        self.mirror = Mirror(self.nodes[0], self.run_dir)
+
+    def _look(self, counts: list[int]) -> None:
+        """Stamp what the nodes are and have, and take others in place of slow ones if there are spares."""
+        report = self._report(counts)
+        if report["slow"] and self.group is not None:
+            other = placement.replaced(self.job, self.group, report["slow"])
+            if other is None:
+                report["warnings"].append("no spare node is free: the run goes on with the slow one")
+            else:
+                self.stamp("topology", **report, replaced=report["slow"])
+                self._end_nodes()
+                self.group = other
+                self._take_nodes()
+                report = self._report(counts)
+        self.stamp("topology", **report, replaced=[])
+        self.stamp("versions", versions=gather(self.nodes[:1], "versions", self.job["env"], limit_s=90.0)[0])
+
+    def _report(self, counts: list[int]) -> dict[str, Any]:
+        ids = [node.id for node in self.nodes]
+        report = node_check.look(self.job, self.run_dir, self.nodes, counts, placement.hosts_of(ids))
+        models = sorted({model for row in report["nodes"] for model in row["hardware"]})
+        self.stamp("nodes", hardware=models, ids=ids, hosts=[row["host"] for row in report["nodes"]])
+        return report
+
+    def _bring_home(self) -> None:
+        loads = gather(self.nodes, "cores", limit_s=30.0)
+        self.load = max((x for x in loads if x is not None), default=None)
+        if self.mirror is not None:
+            self.mirror.pull(all_of_it=True)
+            gather(self.nodes, "hand_over", str(self.run_dir), self.job, limit_s=1800.0)
+        else:
+            self.storage.keep_saved()
+
+    def _end_nodes(self) -> None:
+        end_all(self.nodes)
+
+    # ----------------------------------------------------------------------------------- a framework with actors of its own
+
+    def run_alone(self) -> tuple[str, str, str]:
+        """Run the module once on this node, without holding devices: it takes them by itself. They were free a moment ago."""
+        self.free()
+        node = Local(ray.get_runtime_context().get_node_id())
+        self.nodes = [node]
+        facts = node.ask("facts")
+        self.stamp("nodes", hardware=facts["hardware"], ids=[node.id], hosts=list(placement.hosts_of([node.id]).values()))
+        self.stamp("versions", versions=node.ask("versions", self.job["env"]))
+        try:
+            command = [sys.executable, "-m", f"{__package__}.{self.job['module']}", str(self.run_dir)]
+            node.ask("start", command, self.job["env"], str(self.run_dir / files.LOG))
+            outcome, detail = watch(self.job, self.run_dir, self.nodes, self.heart, since=self.allocated_at)
+            self._bring_home()
+        finally:
+            self._end_nodes()
+        outcome, phase, detail = cause(self.run_dir, outcome, detail)
+        if not placement.wait_until_free(self.job, FREE_AGAIN_S):
+            detail = f"{detail}; its devices were not free again {FREE_AGAIN_S:g} s after its end".lstrip("; ")
+        return outcome, phase, detail
+
+    def finish(self, outcome: str, phase: str, detail: str) -> None:
+        """Copy what is kept, give the devices back, and stamp the release; who is asked to stop has no time to copy first."""
+        try:
+            if outcome != "stopped":
+                self.storage.finish()
+        except (StorageError, OSError) as error:
+            detail = f"{detail}; storage: {error}".lstrip("; ")[:400]
+        self.free()
+        lost = {"lost": [self.lost]} if self.lost else {}
+        self.stamp("released", outcome=outcome, phase=phase, detail=detail, other_load=self.load, **lost)
+        self.heart.stop()
+        with contextlib.suppress(StorageError, OSError):
+            self.storage.sync()
+            if outcome == "stopped":
+                self.storage.finish()
 
 
-def watch(
-    job: dict[str, Any], run_dir: Path, nodes: list[TorchrunNode | RemoteNode], sessions: set[int], load: OtherLoad
-) -> tuple[str, str]:
-    """Follow the ranks to their end; return outcome and detail."""
-    steps = run_dir / files.STEPS
-    start = last_progress = time.time()
-    beat, size, other = 0.0, 0, (0, 0)
-    while True:
-        now = time.time()
-        if now - beat >= HEARTBEAT_S:
-            (run_dir / files.HEARTBEAT).write_text(f"{now:.3f}\n")
-            beat = now
-            if size:
-                load.sample(sessions)
-        grown = steps.stat().st_size if steps.exists() else 0
-        written = _written(run_dir)
-        if (grown, written) != (size, other):
-            size, other, last_progress = grown, written, now
-        codes = [node.poll() for node in nodes]
-        if any(codes):
-            return "failed", f"torchrun exit codes {codes}"
-        if all(code == 0 for code in codes):
-            return "ok", ""
-        if now - last_progress > job["hang_s"]:
-            done = len(files.read_jsonl(steps))
-            return "hang", f"no step for {job['hang_s']:g} s; {done} steps done"
-        if now - start > job["time_limit_s"]:
-            return "time_limit", f"still running {job['time_limit_s']:g} s after allocation"
-        time.sleep(TICK_S)
-
-
-def _written(run_dir: Path) -> tuple[int, int]:
-    """Return number and size of what a run writes beside its steps: a checkpoint or a trace in the making is no hang."""
-    job = files.read_json(run_dir / files.JOB)
-    folders = [run_dir / files.TRACES, *([Path(job["save"])] if job.get("save") else [])]
-    found = [p.stat().st_size for folder in folders if folder.is_dir() for p in folder.iterdir() if p.is_file()]
-    return len(found), sum(found)
-
-
-def cause(run_dir: Path, outcome: str, detail: str) -> tuple[str, str, str]:
-    """Return (outcome, phase, detail) of failed ranks, from what they wrote; out of memory explains the others' crashes."""
-    found = [files.read_json(p) for p in sorted(run_dir.glob("failure.rank*.json"))]
-    if outcome != "failed":
-        return outcome, "", detail
-    found.sort(key=lambda f: {"oom": 0, "config": 1}.get(f["kind"], 2))
-    if not found:
-        tail = (run_dir / files.LOG).read_text(errors="replace").splitlines()[-1:]
-        return "crash", "", f"{detail}; {''.join(tail)}"[:300]
-    kind = found[0]["kind"] if found[0]["kind"] in ("oom", "config") else "crash"
-    return kind, str(found[0].get("phase", "")), str(found[0].get("message", detail))[:300]
-
-
-def run(job: dict[str, Any], run_dir: Path, group: PlacementGroup) -> tuple[str, str, str, float | None]:
-    """Run the ranks on reserved devices; return outcome, phase, detail and the cores that others took."""
-    where = placement_group_table(group)["bundles_to_node_id"]
-    here = ray.get_runtime_context().get_node_id()
-    counts = [int(b[job["resource"]]) for b in group.bundle_specs]
-    nodes: list[TorchrunNode | RemoteNode] = [
-        TorchrunNode() if where[i] == here else RemoteNode(group, i) for i in range(len(counts))
-    ]
-    load = OtherLoad()
+def execute(attempt: Attempt) -> str:
+    """Run one attempt from reservation to release; return its outcome."""
     try:
-        models = sorted({model for node in nodes for model in node.hardware()})
-        files.append_jsonl(run_dir / files.STAMPS, {"event": "nodes", "t": time.time(), "hardware": models})
-        commands = torchrun(job, run_dir, nodes, counts)
-        logs = [run_dir / (files.LOG if i == 0 else f"node{i}.{files.LOG}") for i in range(len(nodes))]
-        sessions = {n.start(c, job["env"], str(log)) for n, c, log in zip(nodes, commands, logs, strict=True)}
-        outcome, detail = watch(job, run_dir, nodes, sessions, load)
+        attempt.reserve()
+    except (placement.NoRoom, StorageError, Stopped) as error:
+        detail = str(error) or "asked to stop"
+        sys.stderr.write(f"attuner: {detail}\n")  # the last lines of a job are told by Ray where storage can't
+        attempt.finish("never_allocated", "", detail)
+        return "never_allocated"
+    outcome, phase, detail = "crash", "driver", "the driver failed"
+    try:
+        alone = attempt.job.get("devices_by") == "job"
+        outcome, phase, detail = attempt.run_alone() if alone else attempt.run()
     except Stopped:
-        outcome, detail = "stopped", "asked to stop"
+        outcome, phase, detail = "stopped", "", "asked to stop"
+    except NodeLost as error:
+        attempt.lost = error.node_id
+        outcome, phase, detail = "node_lost", "", str(error)
+    except node_check.Unfit as error:
+        outcome, phase, detail = "crash", "topology", str(error)
+    except StorageError as error:
+        outcome, phase, detail = "crash", "storage", str(error)
     finally:
-        for node in nodes:
-            node.stop()
-    return *cause(run_dir, outcome, detail), load.cores()
+        attempt.finish(outcome, phase, detail)
+    return outcome
 
 
-def main(run_dir: Path) -> int:
+def main(run_dir: Path, document: Path | None = None) -> int:
     """Run one attempt; the exit code tells the outcome."""
+    run_dir.mkdir(parents=True, exist_ok=True)
+    if document is not None:
+        files.write_json(run_dir / files.JOB, files.read_json(document))
     job = files.read_json(run_dir / files.JOB)
-    stamp = run_dir / files.STAMPS
 
     def asked(_signum: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the way out must not be cut short
         raise Stopped
 
     signal.signal(signal.SIGTERM, asked)
-    ray.init(log_to_driver=False, logging_level=logging.ERROR)
     try:
-        group = reserve(job)
-    except (TimeoutError, Stopped) as error:
-        files.append_jsonl(stamp, {"event": "released", "t": time.time(), "outcome": "never_allocated", "detail": str(error)})
-        return EXIT["never_allocated"]
-    allocated = time.time()
-    ids = set(placement_group_table(group)["bundles_to_node_id"].values())
-    hosts = sorted(n["NodeManagerHostname"] for n in ray.nodes() if n["NodeID"] in ids)
-    files.append_jsonl(stamp, {"event": "allocated", "t": allocated, "hosts": hosts, "gpus": job["gpus"], "pid": os.getpid()})
-    outcome, phase, detail, load = "crash", "driver", "the driver failed", None
-    try:
-        outcome, phase, detail, load = run(job, run_dir, group)
-    except Stopped:
-        outcome, phase, detail = "stopped", "", "asked to stop"
-    finally:
-        remove_placement_group(group)
+        attempt = Attempt(job, run_dir)
+        ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    except (Stopped, StorageError) as error:
+        detail = str(error) or "asked to stop"
+        sys.stderr.write(f"attuner: {detail}\n")
         files.append_jsonl(
-            stamp,
-            {"event": "released", "t": time.time(), "outcome": outcome, "phase": phase, "detail": detail, "other_load": load},
+            run_dir / files.STAMPS, {"event": "released", "t": time.time(), "outcome": "never_allocated", "detail": detail}
         )
-    return EXIT.get(outcome, 1)
+        return EXIT["never_allocated"]
+    attempt.heart.start()
+    return EXIT.get(execute(attempt), 1)
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2]) if len(sys.argv) > 2 else None))

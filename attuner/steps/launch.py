@@ -138,7 +138,16 @@ def _job(kit: Kit, history: History, decided: Launch) -> JobSpec:
         profile_steps=decided.profile_steps,
         inputs=inputs(kit, history, campaign, decided),
     )
-    return job.model_copy(update={"time_limit_s": decided.time_limit_s, "hang_s": campaign.launch.hang_s})
+    limits: dict[str, Any] = {"time_limit_s": decided.time_limit_s, "hang_s": campaign.launch.hang_s}
+    if lost := _lost_nodes(kit, history, decided):
+        limits["job"] = {**job.job, "exclude_nodes": lost}
+    return job.model_copy(update=limits)
+
+
+def _lost_nodes(kit: Kit, history: History, decided: Launch) -> list[str]:
+    """Return the nodes that went away under earlier attempts of this launch: the next one keeps off them."""
+    lost = [a for a in history.attempts(decided.id) if (s := history.settled(decided.id, a.number)) and s.lost]
+    return sorted({node for a in lost for node in kit.launcher.files(a).stamp.lost_nodes})
 
 
 def inputs(kit: Kit, history: History, campaign: Campaign, decided: Launch) -> dict[str, Any]:
@@ -236,7 +245,7 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
     end = early.early_end(history, attempt)
     if end is not None and status not in ("ok", "oom", "hang"):  # these it was before the order to stop reached it
         status, cause = "stopped_early", end.cause
-    elif settlement.lost or settlement.how == "never_allocated":
+    elif settlement.lost or "never_allocated" in (settlement.how, stamp.outcome):  # pods held them for nobody, perhaps
         status, cause = "infrastructure", settlement.detail or stamp.detail or "the devices were never allocated"
     trial = Trial.model_validate(
         {
