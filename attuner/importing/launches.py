@@ -61,6 +61,10 @@ def aside(started: list[Started], notes: Notes) -> None:
     """Say which commands of a script are not carried over because they would end or start what belongs to others."""
     broad, ray = [], []
     for command in started:
+        if command.words[0].startswith("-"):
+            lost = f"{len(command.words)} words from {shown(command.words[0])} on do not reach any program"
+            notes.add("unparsed", f"{command.where}: {lost}: a backslash is missing at the end of the line before")
+    for command in started:
         words = [shown(w) for w in command.words]
         name = base(words[0])
         text = " ".join(words)

@@ -22,6 +22,7 @@ TITLES: dict[Kind, str] = {
     "note": "notes",
 }
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+MASK = "(secret)"
 TEXTS = re.compile(r"(name|path|dir|version|file|prefix|_id|key)$")
 """Arguments whose value stays text, even if it looks like a number."""
 
@@ -60,6 +61,16 @@ class Notes:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[Kind, str], Notice] = {}
+        self._hidden: set[str] = set()
+
+    def hide(self, secret: str) -> None:
+        """Keep a secret out of every notice, those taken already too; a plain word is none, whatever it is called."""
+        if len(secret) >= 12 and any(c.isdigit() for c in secret):
+            self._hidden.add(secret)
+
+    def hides(self, text: str) -> bool:
+        """Tell whether a text holds a hidden secret."""
+        return any(secret in text for secret in self._hidden)
 
     def add(self, kind: Kind, text: str) -> None:
         """Take a notice; it becomes one line."""
@@ -70,7 +81,13 @@ class Notes:
     def all(self) -> list[Notice]:
         """Return the notices, those that ask for most first."""
         order = list(TITLES)
-        return sorted(self._seen.values(), key=lambda n: order.index(n.kind))
+        told = [n.model_copy(update={"text": self._masked(n.text)}) for n in self._seen.values()]
+        return sorted(told, key=lambda n: order.index(n.kind))
+
+    def _masked(self, text: str) -> str:
+        for secret in sorted(self._hidden, key=len, reverse=True):
+            text = text.replace(secret, MASK)
+        return text
 
 
 def plain(text: str, name: str = "") -> Value:

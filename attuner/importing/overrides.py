@@ -167,6 +167,6 @@ def _take(arguments: dict[str, Value], name: str, value: Value, notes: Notes) ->
 
 
 def _dotted(stack: str, form: str, arguments: dict[str, Value], env: dict[str, str], source: Source, notes: Notes) -> Imported:
-    kept = kept_arguments(arguments, notes)
     variables = kept_env(env, notes)
+    kept = kept_arguments(arguments, notes)
     return Imported(source=source.name, format=form, stack=stack, arguments=kept, env=variables, notices=notes.all())

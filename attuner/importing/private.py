@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from attuner.core.base import Value
-from attuner.importing.model import Imported, Notes
+from attuner.core.base import Scalar, Value
+from attuner.importing.model import MASK, Imported, Notes
 from attuner.importing.shell.values import ROOT
 
 _SECRET_ENV = re.compile(r"(?i)(^|_)(api_?key|key|token|secret|password|passwd|pat|credentials?)$|^AWS_")
@@ -28,7 +28,10 @@ PATHS = {
     *("data_args_path", "data_cache_path", "tokenizer_model", "vocab_file", "merge_file", "tensorboard_dir", "wandb_save_dir"),
     *("hf_checkpoint", "ref_load", "critic_load", "critic_save", "prompt_data", "eval_prompt_data", "pretrained_checkpoint"),
 }
-MASK = "(secret)"
+HUB = {"tokenizer_model", "hf_checkpoint"}
+"""Arguments whose value may be a name on a hub of models, `organisation/name`."""
+HERE = "${SCRIPT_ROOT}"
+"""Stands in a recipe for the folder that the script lies under."""
 
 
 def mask(text: str) -> str:
@@ -36,12 +39,20 @@ def mask(text: str) -> str:
     return _SECRET_TEXT.sub(MASK, text)
 
 
+def is_secret(name: str, value: str) -> bool:
+    """Tell whether a variable of this name, or its value, is a secret."""
+    return bool(_SECRET_ENV.search(name) or _SECRET_TEXT.search(value))
+
+
 def is_path(name: str, value: Value) -> bool:
     """Tell whether a value names a place of the author's machine."""
     words = [str(v) for v in (value if isinstance(value, list) else [value])]
     if any(re.match(r"(/|~|\.{1,2}/|[a-z0-9]+://)", w) and len(w) > 1 for w in words):
         return True
-    return name.rsplit(".", 1)[-1] in PATHS and any("/" in w or "${" in w for w in words)
+    leaf = name.rsplit(".", 1)[-1]
+    if leaf in HUB and all(re.fullmatch(r"[\w.-]+/[\w.-]+", w) for w in words):
+        return False
+    return leaf in PATHS and any("/" in w or "${" in w for w in words)
 
 
 def kept_env(env: dict[str, str], notes: Notes) -> dict[str, str]:
@@ -49,8 +60,9 @@ def kept_env(env: dict[str, str], notes: Notes) -> dict[str, str]:
     found: dict[str, str] = {}
     machine, launcher = [], []
     for name, value in env.items():
-        if _SECRET_ENV.search(name) or _SECRET_TEXT.search(value):
+        if is_secret(name, value) or notes.hides(value):
             notes.add("secret", f"environment {name}")
+            notes.hide(value)
         elif _LAUNCHER.fullmatch(name):
             launcher.append(name)
         elif _MACHINE.fullmatch(name):
@@ -72,8 +84,11 @@ def kept_arguments(arguments: dict[str, Value], notes: Notes) -> dict[str, Value
     for name, value in arguments.items():
         leaf = name.rsplit(".", 1)[-1]
         words = [str(v) for v in (value if isinstance(value, list) else [value])]
-        if (_SECRET_FLAG.search(leaf) and not _SAFE_KEYS.match(leaf)) or any(map(_SECRET_TEXT.search, words)):
+        named = _SECRET_FLAG.search(leaf) and not _SAFE_KEYS.match(leaf)
+        if named or any(_SECRET_TEXT.search(w) or notes.hides(w) for w in words):
             notes.add("secret", name)
+            for word in words:
+                notes.hide(word)
             continue
         found[name] = value
         if is_path(name, value):
@@ -87,5 +102,12 @@ def kept_arguments(arguments: dict[str, Value], notes: Notes) -> dict[str, Value
 
 def without_secrets(found: Imported) -> Imported:
     """Return an import in which nothing that looks like a secret is left, in no notice either."""
-    masked = [n.model_copy(update={"text": mask(n.text).replace(ROOT + "/", "")}) for n in found.notices]
-    return found.model_copy(update={"notices": masked, "entry": mask(found.entry)})
+    masked = [n.model_copy(update={"text": mask(n.text).replace(ROOT, HERE)}) for n in found.notices]
+    arguments = {n: [_rooted(x) for x in v] if isinstance(v, list) else _rooted(v) for n, v in found.arguments.items()}
+    env = {n: v.replace(ROOT, HERE) for n, v in found.env.items()}
+    entry = mask(found.entry).replace(ROOT + "/", "")
+    return found.model_copy(update={"notices": masked, "entry": entry, "arguments": arguments, "env": env})
+
+
+def _rooted(value: Scalar) -> Scalar:
+    return value.replace(ROOT, HERE) if isinstance(value, str) else value

@@ -19,7 +19,7 @@ from attuner.importing.script import Asked, from_script
 from attuner.importing.trees import read_documents
 
 FORMATS = ("script", "rayjob", "dump", "megatron-yaml", "bridge", "automodel")
-_DUMP = re.compile(r"-{8,} ?[\w ]{0,40}?arguments ?-{8,}")
+_DUMP = re.compile(r"(?<!-)-{8,} ?[\w ]{0,40}?arguments ?-{8,}")
 _SHELL = re.compile(r"#!.*\b(ba|z|da|k)?sh\b|\s*(#.*\n\s*)*(export |set -|source |\w+=\(|[A-Z_]+=|torchrun|srun )")
 _KEY = re.compile(r"(?m)^[\w.-]+:(\s|$)")
 

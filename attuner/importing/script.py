@@ -12,7 +12,7 @@ from attuner.importing.flags import Vocabulary, read_flags
 from attuner.importing.launches import Launch, aside, launches
 from attuner.importing.model import Imported, Kind, Notes
 from attuner.importing.overrides import automodel_command, bridge_command
-from attuner.importing.private import kept_arguments, kept_env
+from attuner.importing.private import is_secret, kept_arguments, kept_env
 from attuner.importing.shell.heard import Heard
 from attuner.importing.shell.run import Walker
 from attuner.importing.shell.values import blanked, is_unknown, shown
@@ -43,6 +43,9 @@ def from_script(source: Source, vocabulary: Mapping[str, Vocabulary], asked: Ask
     for kind, line in heard.notes:
         told: Kind = "undecided" if kind == "undecided" else "default" if kind == "default" else "note"
         notes.add(told, shown(line))
+    for name, held in walker.state.variables.items():
+        if isinstance(held, str) and is_secret(name, held) and not is_unknown(held):
+            notes.hide(held)
     aside(heard.started, notes)
     found = launches(heard.started)
     launch = _chosen(found, asked, source, heard, notes)
@@ -76,6 +79,7 @@ def from_launch(
         arguments = bridge_command(words, notes)
     else:
         arguments = read_flags(words, vocabulary[stack], notes)
+    variables = kept_env(env, notes)
     arguments = kept_arguments(arguments, notes)
     nodes, each = arguments.get("actor_num_nodes"), arguments.get("actor_num_gpus_per_node")
     if stack == "slime" and isinstance(nodes, int) and isinstance(each, int):
@@ -86,7 +90,7 @@ def from_launch(
         stack=stack,
         entry=shown(launch.entry),
         arguments=arguments,
-        env=kept_env(env, notes),
+        env=variables,
         gpus=gpus,
         notices=notes.all(),
     )

@@ -36,6 +36,7 @@ _OPERATIONS: dict[str, Callable[[int, int], int]] = {
     ">=": lambda a, b: int(a >= b),
 }
 MAX_DEPTH = 40
+MAX_CHARS = 4096
 LIMIT = 2**63
 
 
@@ -55,6 +56,8 @@ class Arithmetic:
     def __init__(self, text: str, value: Callable[[str], int], assign: Callable[[str, int], None]) -> None:
         self._tokens: list[str] = []
         at = 0
+        if len(text) > MAX_CHARS:
+            raise Untold("an expression without end")
         while text[at:].strip():
             found = _TOKEN.match(text, at)
             if not found:

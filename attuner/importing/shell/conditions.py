@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from attuner.importing.shell.expand import glob
+from attuner.importing.shell.patterns import matches
 from attuner.importing.shell.values import blanked, is_unknown
 
 Answer = bool | None
@@ -102,8 +102,6 @@ class Test:
             except ValueError:
                 return self._untold()
         if op in ("=", "==", "!="):
-            same = left == right or (
-                len(left) <= 4096 and right.count("*") <= 6 and bool(re.fullmatch(glob(right), left, re.DOTALL))
-            )
+            same = left == right or matches(right, left[:4096])
             return same == (op != "!=")
         return {"<": left < right, ">": left > right}.get(op, self._untold())

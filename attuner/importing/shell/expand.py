@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from attuner.core.errors import UserError
 from attuner.importing.shell.arithmetic import Arithmetic as Expression
 from attuner.importing.shell.arithmetic import Untold
 from attuner.importing.shell.nodes import Arithmetic, Node, Parameter, Part, Substitution, Text, Word
+from attuner.importing.shell.patterns import replaced, trimmed
 from attuner.importing.shell.values import MAX_WORDS, Held, State, bounded, is_unknown, shown, split, unknown
-
-PATTERN_LIMIT = 4096
-"""Longest value that a pattern is tried on, and 6 the most stars in it: matching must end."""
 
 
 class Expander:
@@ -201,13 +198,14 @@ class Expander:
                 return cut[: int(size)] if size else cut
             except ValueError:
                 return unknown(part.source)
-        pattern, _, into = operand.partition("/")
-        pattern = pattern if part.op in ("/", "//") else operand
-        if is_unknown(operand) or len(value) > PATTERN_LIMIT or pattern.count("*") > 6 or part.op == "@":
+        if is_unknown(operand) or part.op == "@":
             return unknown(part.source)
         if part.op in ("/", "//"):
-            return re.sub(glob(pattern), lambda _: into, value, count=int(part.op == "/"), flags=re.DOTALL)
-        return _cut(value, pattern, part.op)
+            pattern, _, into = operand.partition("/")
+            found = replaced(value, pattern, into, every=part.op == "//")
+        else:
+            found = trimmed(value, operand, part.op)
+        return unknown(part.source) if found is None else found
 
     # ------------------------------------------------------------------ numbers
 
@@ -231,19 +229,3 @@ class Expander:
 
     def _set(self, name: str, value: int) -> None:
         self.state.variables[name] = str(value)
-
-
-def glob(pattern: str) -> str:
-    """Return a shell pattern as a regular expression, without its ends."""
-    return "".join(".*" if c == "*" else "." if c == "?" else re.escape(c) for c in pattern)
-
-
-def _cut(value: str, pattern: str, op: str) -> str:
-    """Return the value without the shortest or longest match of a pattern at its begin (#) or its end (%)."""
-    rule = re.compile(glob(pattern), re.DOTALL)
-    cuts = range(len(value) + 1) if op in ("#", "%%") else range(len(value), -1, -1)
-    for cut in cuts:
-        part, rest = (value[:cut], value[cut:]) if op[0] == "#" else (value[cut:], value[:cut])
-        if rule.fullmatch(part):
-            return rest
-    return value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from attuner.importing.shell.values import shown
@@ -11,15 +12,20 @@ if TYPE_CHECKING:
     from attuner.importing.shell.run import Walker
 
 SHELLS = {"bash", "sh", "zsh", "dash"}
+SUBMITS = {"sbatch", "qsub", "bsub"}
+"""Commands that take a script from their standard input."""
 WRAPPERS = {
     *("exec", "nohup", "time", "env", "sudo", "nice", "setsid", "stdbuf", "timeout", "numactl", "command", "xargs"),
     *("srun", "mpirun", "mpiexec", "mpiexec.hydra", "jsrun", "docker", "podman", "apptainer", "singularity", "enroot", "uv"),
 }
 
 
-def run_inner(walker: Walker, words: list[str], env: dict[str, str]) -> bool:
+def run_inner(walker: Walker, words: list[str], env: dict[str, str], given: str) -> bool:
     """Follow the script that a command hands to a shell; False if it hands none."""
     first = base(words[0])
+    if given and (first in SUBMITS or (first in SHELLS and all(w.startswith("-") for w in words[1:]))):
+        _apart(walker, env, lambda: walker.string(given))
+        return True
     if first not in SHELLS and first not in WRAPPERS:
         return False
     at = next((i for i, w in enumerate(words) if base(w) in SHELLS and (i == 0 or words[i - 1] not in ("--entrypoint",))), -1)
@@ -33,23 +39,25 @@ def run_inner(walker: Walker, words: list[str], env: dict[str, str]) -> bool:
             rest.pop(0)
     if not rest:
         return False
+    if any("c" in o.lstrip("-") and not o.startswith("--") for o in options):
+        _apart(walker, env, lambda: walker.string(rest[0]), rest[2:])
+        return True
+    found = walker.read(shown(rest[0]), posixpath.dirname(walker.state.script))
+    if found is None:
+        walker.heard.tell("undecided", f"{walker.where()}: {shown(rest[0])} could not be read; what it starts is unknown")
+        return False
+    _apart(walker, env, lambda: walker.script(*found), rest[1:])
+    return True
+
+
+def _apart(walker: Walker, env: dict[str, str], follow: Callable[[], None], positional: list[str] | None = None) -> None:
+    """Follow in a shell of its own: what it sets stays inside."""
     kept, walker.state = walker.state, walker.state.copy()
     walker.state.variables.update(env)
     walker.state.exported.update(env)
-    followed = True
-    if any("c" in o.lstrip("-") and not o.startswith("--") for o in options):
-        walker.state.positional = rest[2:]
-        walker.string(rest[0])
-    else:
-        found = walker.read(shown(rest[0]), posixpath.dirname(walker.state.script))
-        followed = found is not None
-        if found is None:
-            walker.heard.tell("undecided", f"{walker.where()}: {shown(rest[0])} could not be read; what it starts is unknown")
-        else:
-            walker.state.positional = rest[1:]
-            walker.script(*found)
+    walker.state.positional = walker.state.positional if positional is None else positional
+    follow()
     walker.state, walker.stopped = kept, False
-    return followed
 
 
 def base(word: str) -> str:

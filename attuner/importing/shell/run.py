@@ -3,13 +3,12 @@ read, and every command that is no builtin is noted with its words and its envir
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 
 from attuner.core.errors import UserError
 from attuner.importing.shell.builtins import BUILTINS, output_of
 from attuner.importing.shell.conditions import Answer, Test
-from attuner.importing.shell.expand import Expander, glob
+from attuner.importing.shell.expand import Expander
 from attuner.importing.shell.heard import Heard, Started
 from attuner.importing.shell.inner import run_inner
 from attuner.importing.shell.nodes import (
@@ -29,6 +28,7 @@ from attuner.importing.shell.nodes import (
     Word,
 )
 from attuner.importing.shell.parser import parse_script
+from attuner.importing.shell.patterns import matches
 from attuner.importing.shell.survey import assigned, leaves, source_of
 from attuner.importing.shell.values import Held, State, bounded, is_unknown, shown, unknown
 
@@ -61,13 +61,14 @@ class Walker:
         self.touched: set[str] = set()
         self._files: list[str] = []
         self._steps = self._nested = self._loops = 0
+        self._guessed = False
 
     # ------------------------------------------------------------------ scripts
 
     def script(self, path: str, text: str) -> None:
         """Follow a script of this name."""
         if path in self._files:
-            raise UserError(f"{self.where()}: {path} sources itself ({' → '.join([*self._files, path])}); take the cycle out")
+            raise UserError(f"{self.where()}: {path.rsplit('/', 1)[-1]} sources itself; take the cycle out")
         before = (self.place, self.line, self.state.script, self.state.folder)
         self._files.append(path)
         self.place = path.rsplit("/", 1)[-1]
@@ -268,7 +269,10 @@ class Walker:
         self.heard.tell("undecided", f"{place}: could not tell whether `{source_of(condition)}` holds; {branch}{sets}")
         for name in names:
             self.state.doubtful[name] = place
+        if self.capture is not None:
+            self.touched.add(place)
         self.walk(chosen)
+        self._guessed = taken
 
     def _case(self, node: Case) -> None:
         expander = self.expander()
@@ -279,7 +283,7 @@ class Walker:
             return
         for patterns, body in node.branches:
             texts = [expander.text(p) for p in patterns]
-            if any(t.count("*") <= 6 and re.fullmatch(glob(t), subject[:4096], re.DOTALL) for t in texts):
+            if any(matches(t, subject[:4096]) for t in texts):
                 self.walk(body)
                 return
 
@@ -292,7 +296,7 @@ class Walker:
                 self._guess(
                     [node.commands[0]], [command] if joint == "&&" else [], [[command] if joint == "||" else []], node.line
                 )
-                answer = True
+                answer = self._guessed
             elif answer is (joint == "&&"):
                 answer = self._left(command)
 
@@ -328,7 +332,8 @@ class Walker:
             raise UserError(f"{self.where()}: {name} grows beyond a million characters; that is no launch script")
         self.state.variables[name] = held
         if self.touched:
-            self.state.doubtful[name] = self.state.doubtful[sorted(self.touched)[0]]
+            first = sorted(self.touched)[0]
+            self.state.doubtful[name] = self.state.doubtful.get(first, first)
         self.touched |= before
 
     def _indexed(self, old: Held | None, value: str, index: str) -> Held:
@@ -365,10 +370,11 @@ class Walker:
             self.untold = self.untold or text is None
             self.capture.append(text or "")
             return
-        if words[0] == "echo" or run_inner(self, words, env):
+        if words[0] == "echo" or run_inner(self, words, env, given):
             return
         held = {n: v for n in sorted(self.state.exported) if isinstance(v := self.state.variables.get(n), str)}
-        doubts = sorted({f"{n} ({self.state.doubtful[n]})" for n in self.touched | (held.keys() & self.state.doubtful)})
+        used = self.touched | (held.keys() & self.state.doubtful)
+        doubts = sorted({f"{n} ({self.state.doubtful.get(n, 'a branch')})" for n in used})
         self.heard.started.append(Started(words, {**held, **env}, given, self.where(), doubts, self._loops > 0))
 
     def _call(self, words: list[str], env: dict[str, str]) -> None:
