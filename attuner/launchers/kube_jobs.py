@@ -30,9 +30,11 @@ from attuner.launchers.kuberay.preflight import Preflight
 from attuner.launchers.kuberay.reasons import Reason, assess
 from attuner.launchers.kuberay.verdict import Verdict, judge, words
 from attuner.launchers.kuberay.watch import View, Watcher
+from attuner.launchers.ray_jobs import job_document
 from attuner.launchers.run_folder import Stamps, read_stamps, write_job
 from attuner.launchers.storage import RunStorage, open_store
 from attuner.ports import JobSpec, JobState, RunFiles, Stamp
+from attuner.runner import files
 
 AWAY_S = 60.0
 """The server may be away this long before contact counts as lost."""
@@ -103,11 +105,10 @@ class KubeRay:
 
     def _written(self, attempt: Attempt, job: JobSpec) -> tuple[dict[str, Any], dict[str, Any], bytes]:
         """Return job document, RayJob and runner package of an attempt. Raises UserError for what can't be sent."""
-        document = self._document(job, attempt)
-        if self._storage is None:
-            write_job(Path(attempt.folder), document)
-        else:
+        document = job_document(job, attempt, self._cluster)
+        if self._storage is not None:
             document = self._storage.share(document)
+        write_job(Path(attempt.folder), document)
         package = manifest.runner_zip(self._runner)
         run_dir = self._storage.folder(attempt.folder) if self._storage else attempt.folder
         prefer = self._prefer(attempt, job, document, run_dir)
@@ -125,24 +126,6 @@ class KubeRay:
         if wrong:
             raise UserError(f"cluster {self._cluster.name}: {wrong[0]}")
         return document, body, package
-
-    def _document(self, job: JobSpec, attempt: Attempt) -> dict[str, Any]:
-        return {
-            **job.job,
-            "module": job.module,
-            "torchrun": job.torchrun,
-            "env": job.env,
-            "launch_id": attempt.launch_id,
-            "attempt": attempt.number,
-            "resource": job.resource,
-            "gpus": job.gpus,
-            "gpus_per_node": job.gpus_per_node,
-            "devices_by": job.devices_by,
-            "step_pattern": job.step_pattern,
-            "time_limit_s": job.time_limit_s,
-            "hang_s": job.hang_s,
-            "alloc_timeout_s": self._cluster.start_timeout_s,
-        }
 
     def _prefer(self, attempt: Attempt, job: JobSpec, document: dict[str, Any], run_dir: str) -> list[str]:
         offset = document.get("placement_offset")
@@ -212,6 +195,7 @@ class KubeRay:
                 return JobState(phase=phase, detail=reason.line if reason and phase != "running" else "")
             if verdict.phase == "failed" and reason is not None and reason.kind == "container":
                 verdict = verdict.model_copy(update={"detail": self._with_log(verdict.detail, view)})
+            self._forbid(attempt)
             watcher.log.end(time.time(), verdict.data())
         return self._released(attempt, watcher, view)
 
@@ -303,10 +287,16 @@ class KubeRay:
         if _closed(self._log_of(attempt)) is not None:
             return
         self._watcher(attempt).log.end(time.time(), Verdict(phase="stopped").data())
-        if self._storage is not None:
-            self._storage.forbid(attempt.folder)
+        self._forbid(attempt)
         while not self.poll(attempt).done():
             time.sleep(0.2)
+
+    def _forbid(self, attempt: Attempt) -> None:
+        """Forbid the driver to begin, should it still come up."""
+        Path(attempt.folder).mkdir(parents=True, exist_ok=True)
+        (Path(attempt.folder) / files.CANCELLED).touch()
+        if self._storage is not None:
+            self._storage.forbid(attempt.folder)
 
     def files(self, attempt: Attempt) -> RunFiles:
         """Return what the attempt left so far, with the charge of its pods."""
@@ -326,7 +316,7 @@ class KubeRay:
         gpus = next((int(x.get("gpus", 0)) for x in stamps.lines if x.get("event") == "allocated"), 0)
         lost = sorted({p.node for p in log.pods.values() if p.gpus and p.reason and p.node})
         stamp = stamp_of(driver, log, gpus=gpus, now=time.time())
-        return stamp.model_copy(update={"lost_nodes": sorted({*stamp.lost_nodes, *lost})})
+        return stamp.model_copy(update={"lost_nodes": lost})  # Kubernetes' names; Ray's own mean nothing to the next cluster
 
     def close(self) -> None:
         """Stop watching; jobs that run go on."""

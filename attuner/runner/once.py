@@ -1,15 +1,12 @@
 """The entrypoint of a job that something else may start again: it lets a driver begin once per run directory.
 
 `python -m attuner_runner.once RUN_DIR JOB`. KubeRay submits a job anew when the head pod was replaced and the new head knows
-nothing of it; without this, one attempt would train twice and overwrite its own evidence. JOB is the job document, copied
-into the run directory if none is there.
+nothing of it; without this, one attempt would train twice and overwrite its own evidence. JOB is the job document.
 """
 
 import os
 import sys
 from pathlib import Path
-
-from . import files
 
 BEGUN = "begun"
 """Made by the first driver; whoever finds it does not begin."""
@@ -17,26 +14,24 @@ BEGUN_BEFORE = 82
 """Exit code of a job that was started a second time."""
 
 
-def begin(run_dir: Path, job: Path) -> bool:
-    """Claim the run directory and put the job document there; tell whether this caller is the first."""
+def begin(run_dir: Path) -> bool:
+    """Claim the run directory; tell whether this caller is the first."""
     run_dir.mkdir(parents=True, exist_ok=True)
     try:
         mark = os.open(run_dir / BEGUN, os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:
         return False
     os.close(mark)
-    if not (run_dir / files.JOB).exists():
-        files.write_json(run_dir / files.JOB, files.read_json(job))
     return True
 
 
-def main(run_dir: Path, job: Path) -> int:
+def main(run_dir: str, job: str) -> int:
     """Become the driver, or say why not."""
-    if begin(run_dir, job):
-        os.execv(sys.executable, [sys.executable, "-m", f"{__package__}.driver", str(run_dir)])
+    if begin(Path(run_dir)):
+        os.execv(sys.executable, [sys.executable, "-m", f"{__package__}.driver", run_dir, job])
     sys.stderr.write(f"{run_dir}: a driver began here before; the Ray head that ran it was replaced\n")
     return BEGUN_BEFORE
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    sys.exit(main(*sys.argv[1:]))

@@ -97,8 +97,8 @@ class Driver:
 
     def __call__(self, entrypoint: str, stop: Order) -> int:
         """Do what `python -m attuner_runner.once RUN_DIR JOB` would."""
-        run_dir, job = (Path(x) for x in entrypoint.split()[-2:])
-        if not begin(run_dir, job):
+        run_dir = Path(entrypoint.split()[-2])
+        if not begin(run_dir):
             return BEGUN_BEFORE
         self.begun += 1
         files.append_jsonl(run_dir / files.STAMPS, {"event": "allocated", "t": time.time(), "hosts": ["n1"], "gpus": self.gpus})

@@ -192,7 +192,7 @@ def connect(spec: KubeSpec) -> Any:
     settings = client.Configuration()
     try:
         try:
-            config.load_kube_config(
+            config.load_kube_config(  # type: ignore[no-untyped-call]
                 config_file=spec.kubeconfig or None,
                 context=spec.context or None,
                 client_configuration=settings,
@@ -201,7 +201,7 @@ def connect(spec: KubeSpec) -> Any:
         except config.ConfigException:
             if spec.kubeconfig or spec.context:
                 raise
-            config.load_incluster_config(client_configuration=settings)
+            config.load_incluster_config(client_configuration=settings)  # type: ignore[no-untyped-call]
     except (config.ConfigException, OSError) as error:
         where = spec.kubeconfig or "KUBECONFIG, ~/.kube/config and the pod's service account"
         raise UserError(f"kube.kubeconfig: {where}: {_line(error)}; name a kubeconfig, or run inside the cluster") from None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from typing import Any
 
 UNITS = {
@@ -27,7 +27,7 @@ def pods_of(rayjob: dict[str, Any]) -> list[tuple[str, int, dict[str, Any]]]:
 
 def asked(rayjob: dict[str, Any]) -> dict[str, float]:
     """Return what all pods of a RayJob ask together, by the names that ResourceQuotas use."""
-    total: Counter[str] = Counter()
+    total: defaultdict[str, float] = defaultdict(float)
     for _, count, spec in pods_of(rayjob):
         total["pods"] += count
         for container in spec["containers"]:

@@ -32,6 +32,8 @@ DIGEST = "attuner/job-digest"
 QUEUE = "kueue.x-k8s.io/queue-name"
 ENDING_S = 300
 """What a job may take beside starting and its own time limit: to stop ranks, copy files, tear down."""
+STOPS = {"RAY_JOB_STOP_WAIT_TIME_S": "20"}
+"""What a stopped driver gets to end its ranks and stamp the release, within the 30 s that pods have to end."""
 HOSTNAME = "kubernetes.io/hostname"
 
 
@@ -133,7 +135,7 @@ def rayjob(
         },
         "spec": {
             "entrypoint": f"{spec.python} -m {PACKAGE}.once {run_dir} {spec.ship_mount}/{files.JOB}",
-            "runtimeEnvYAML": yaml.safe_dump({"working_dir": f"file://{spec.ship_mount}/{package}"}),
+            "runtimeEnvYAML": yaml.safe_dump({"working_dir": f"file://{spec.ship_mount}/{package}", "env_vars": STOPS}),
             "jobId": attempt.submission_id,
             "metadata": {"launch": attempt.launch_id, "attempt": str(attempt.number)},
             "submissionMode": "HTTPMode",
@@ -223,4 +225,4 @@ def is_ours(found: dict[str, Any], wanted: dict[str, Any]) -> bool:
     """Tell whether a RayJob that exists is this attempt: same labels, same digest of what it runs."""
     there, here = found.get("metadata", {}), wanted["metadata"]
     same_labels = (there.get("labels") or {}).get(ATTEMPT) == here["labels"][ATTEMPT]
-    return same_labels and (there.get("annotations") or {}).get(DIGEST) == here["annotations"][DIGEST]
+    return bool(same_labels and (there.get("annotations") or {}).get(DIGEST) == here["annotations"][DIGEST])

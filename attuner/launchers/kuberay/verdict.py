@@ -14,6 +14,8 @@ from attuner.ports import Stamp
 
 NOT_YET = ("", "Initializing", "Running", "Waiting", "Retrying", "Suspending", "Suspended")
 NEVER = "never_allocated"
+BROKEN = ("node_lost", "infrastructure")
+"""Outcomes that a driver gives to an allocation that broke under the ranks."""
 WORDS = {
     "": "submitted",
     "Initializing": "starting",
@@ -76,7 +78,7 @@ def _own(stamp: Stamp) -> Verdict | None:
         return Verdict(
             phase="stopped", detail="stopped by somebody else: the RayJob was deleted, or the Ray job stopped", lost=True
         )
-    return Verdict(phase="succeeded" if stamp.outcome == "ok" else "failed", detail=stamp.detail)
+    return Verdict(phase="succeeded" if stamp.outcome == "ok" else "failed", detail=stamp.detail, lost=stamp.outcome in BROKEN)
 
 
 def _stranded(detail: str, stamp: Stamp, *, lost: bool) -> Verdict:

@@ -70,7 +70,7 @@ class Feed(threading.Thread):
     def __init__(
         self,
         method: Callable[[], Callable[..., Any]],
-        where: dict[str, str],
+        where: dict[str, Any],
         rights: tuple[Right, Right],
         api: KubeApi,
         *,
