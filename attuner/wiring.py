@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attuner.config import REPLAY, load_campaign
+from attuner.core.access import Check
 from attuner.core.base import Record
-from attuner.core.campaign import Campaign
+from attuner.core.campaign import Campaign, Cluster
 from attuner.core.errors import Transient, UserError
 from attuner.core.events import History
 from attuner.ports import Clock, Kit, Launcher, Proposer, Stack, Watch
@@ -41,7 +42,8 @@ STACKS = {
     "megatron": "attuner.stacks.megatron.stack:MegatronStack",
     "replay": "attuner.stacks.replay.stack:ReplayStack",
 }
-LAUNCHERS = ("ray_jobs", "replay")
+LAUNCHERS = ("ray_jobs", "kuberay", "replay")
+KUBE = "kuberay"
 RUNNER = Path(__file__).parent / "runner"
 CLAUDE, CLAUDE_KEY = "claude", "ANTHROPIC_API_KEY"
 CLAUDE_ALSO = ("HTTPS_PROXY", "HTTP_PROXY", "NO_PROXY", "https_proxy", "http_proxy", "no_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR")
@@ -195,6 +197,8 @@ def _launcher_name(campaign: Campaign) -> str:
         raise UserError(
             f"{campaign.source_file}: launcher.name: {campaign.launcher.name}: unknown; known: {', '.join(LAUNCHERS)}"
         )
+    if campaign.launcher.name == KUBE and campaign.launcher.cluster.kube is None:
+        raise UserError(f"{campaign.source_file}: launcher.cluster: kube is missing (namespace, image …); see docs/kubernetes.md")
     return campaign.launcher.name
 
 
@@ -209,16 +213,33 @@ def _launcher(campaign: Campaign, settings: Settings) -> tuple[Launcher, Clock]:
         clock = EventClock(time.time())
         table, watched = load_table(Path(campaign.launcher.table)), campaign.early_stop.enabled
         return TableReplay(table, clock, seed=campaign.launcher.seed, watched=watched), clock
+    if campaign.launcher.name == KUBE:
+        from attuner.launchers.kube_jobs import KubeRay
+
+        folder, mount = settings.folder(campaign.id), settings.storage_mount
+        return KubeRay(campaign.launcher.cluster, folder, runner=RUNNER, storage_mount=mount), SystemClock()
     from attuner.launchers.ray_jobs import RayJobs
 
     jobs = RayJobs(
         campaign.launcher.cluster,
         settings.folder(campaign.id),
-        address=settings.ray_address,
-        python=settings.ray_python,
+        access=settings.access(),
         runner=RUNNER,
     )
     return jobs, SystemClock()
+
+
+def cluster_checks(cluster: Cluster, settings: Settings, *, launcher: str) -> list[Check]:
+    """Return what a doctor of this launcher's clusters finds."""
+    if launcher == KUBE:
+        from attuner.launchers.kuberay.doctor import doctor as kube_doctor
+
+        return kube_doctor(cluster, home=settings.home, runner=RUNNER)
+    if launcher == REPLAY:
+        return [Check(name="cluster", ok=True, detail="a replay table needs none")]
+    from attuner.launchers.ray_doctor import doctor as ray_doctor
+
+    return ray_doctor(cluster, settings.access(), home=settings.home, runner=RUNNER)
 
 
 def build_kit(campaign: Campaign, settings: Settings) -> Kit:
