@@ -38,9 +38,12 @@ PROPOSERS = {
     "tpe": "attuner.proposers.tpe:Tpe",
 }
 STACKS = {
+    "automodel": "attuner.stacks.automodel.stack:AutomodelStack",
+    "bridge": "attuner.stacks.bridge.stack:BridgeStack",
     "mcore": "attuner.stacks.mcore.stack:McoreStack",
     "megatron": "attuner.stacks.megatron.stack:MegatronStack",
     "replay": "attuner.stacks.replay.stack:ReplayStack",
+    "slime": "attuner.stacks.composed:slime",
 }
 LAUNCHERS = ("ray_jobs", "kuberay", "replay")
 KUBE = "kuberay"

@@ -28,6 +28,7 @@ FLOORS = {
         "attuner.tables": 2,
         "attuner.yamlfile": 2,
         "attuner.runs": 2,
+        "attuner.benchmarking": 2,
     },
     **{"attuner.importing": 2, "attuner.failures": 2, "attuner.datatools": 2},
     **{"attuner.stacks": 3, "attuner.launchers": 3, "attuner.proposers": 3, "attuner.ledgers": 3},
@@ -45,6 +46,7 @@ HOMES = {
     "anthropic": {"attuner.proposers"},
     "optuna": {"attuner.proposers"},
     "isal": {"attuner.traces"},
+    "boto3": {"attuner.launchers", "attuner.runner"},
     "prefect": {"flows", "tasks", "attuner.cli"},
 }
 FOLDERS = {
@@ -134,7 +136,7 @@ def test_adapters_never_see_each_other() -> None:
 
 
 def test_the_runner_ships_alone() -> None:
-    allowed = {"torch", "ray", "megatron"}
+    allowed = {"torch", "ray", "boto3", "botocore", "megatron"}
     wrong = [
         f"{where(path, line)} imports {module}"
         for path in (ROOT / "attuner" / "runner").rglob("*.py")

@@ -36,10 +36,10 @@ def resolve_baseline(stack: Stack, campaign: Campaign) -> EffectiveConfig:
         ("seed", "seed", work.seed),
         ("precision", "params_dtype", work.precision),
     ):
-        found_value = effective.arguments.get(key, value)
+        found_value = effective.arguments.get(key, effective.facts.get(key, value))  # a fact, where a stack has its own names
         if found_value != value and DTYPES.get(str(found_value), found_value) != value:
             raise UserError(
-                f"{campaign.source_file}: workload.{name}: {value}, but the baseline's {key} is {effective.arguments[key]}; "
+                f"{campaign.source_file}: workload.{name}: {value}, but the baseline's {key} is {found_value}; "
                 f"make the two agree"
             )
     return effective
