@@ -111,7 +111,8 @@ class LiveWatch:
         if isinstance(record, Trial) and record.status != "ok":
             return (
                 record.launch_id,
-                f"{_title(history, record.launch_id)}  {record.status}: {record.cause} · {record.gpu_hours * 60:.2f} device-min",
+                f"{_title(history, record.launch_id)}  {record.status}: {record.cause} · {record.gpu_hours * 60:.2f} device-min"
+                + (f" · {record.failure.said()}" if record.failure else ""),
             )
         if isinstance(record, Settlement) and record.lost:
             losses = sum(s.lost for s in history.settlements() if s.launch_id == record.launch_id)

@@ -141,6 +141,8 @@ def detail(data: dict[str, Any], history: History) -> str:
             outcome = f"{score.tokens_per_s_per_gpu:,.0f}" + (f" {score.gain:+.0%}" if hypothesis else "")
         lead = "  new leader" if score and score.new_leader else ""
         lines.append(f"  {launch.id} {launch.kind:10} {said[:48]:48} {predicted:26} {outcome}{lead}")
+        if trial is not None and trial.failure is not None:
+            lines.append(f"  {'':{len(launch.id)}} {'':10} {trial.failure.said()}")
     if data["stop"]:
         lines.append(f"  stop       {data['stop']}")
     return "\n".join(lines)

@@ -10,6 +10,7 @@ from attuner.core.base import Record
 
 Retry = Literal["no", "may_help", "unknown"]
 UNDETERMINED = "undetermined"
+SHOWN_LEVERS = 3
 
 
 class EvidenceLine(Record):
@@ -54,3 +55,10 @@ class Failure(Record):
         where = f" in {self.phase}" if self.phase else ""
         who = f", rank {self.rank}" if self.rank is not None else ""
         return f"{what}{where}{who}"
+
+    def said(self) -> str:
+        """Return the diagnosis in one line of our own words: nothing of the log stands in it."""
+        if self.undetermined:
+            return f"cause undetermined{f' ({self.seen})' if self.seen else ''}"
+        levers = f"; next: {', '.join(self.levers[:SHOWN_LEVERS])}" if self.levers else ""
+        return f"{self.headline()}{levers}"

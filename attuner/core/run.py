@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from attuner.core.base import Record
+from attuner.core.failure import Failure
 from attuner.core.fingerprint import Fingerprint
 
 LaunchKind = Literal["prepare", "calibrate", "search", "check", "remeasure"]
@@ -103,6 +104,7 @@ class Trial(Record):
     other_load: float | None = Field(default=None, description="mean cores other processes took while scored steps ran")
     fingerprint: Fingerprint | None = Field(default=None, description="what the probe saw of the first steps")
     unseen: str = Field(default="", description="why there is no fingerprint")
+    failure: Failure | None = Field(default=None, description="of one that failed: what its logs tell")
     nodes: list[str] = Field(default_factory=list, description="the cluster's ids of the nodes it ran on")
     versions: dict[str, str] = Field(
         default_factory=dict, description="read inside the job: framework, torch, cuda, nccl, nccl_plugin, driver, image"

@@ -122,6 +122,15 @@ class LogScan:
         if block is not None:
             self._read(block)
 
+    def skip(self, lines: int) -> None:
+        """Pass over so many lines that are not read: what follows is numbered as if they were."""
+        for record in self._reader.flush():
+            self.progress.add(record)
+        block = self._blocks.flush()
+        if block is not None:
+            self._read(block)
+        self._blocks.lines += lines
+
     def close(self) -> None:
         """The log is over."""
         for record in self._reader.close():

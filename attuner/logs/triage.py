@@ -22,6 +22,7 @@ LOOK_BACK = 14
 """Lines before a hit without a stack that may tell its phase."""
 MAX_EVIDENCE = unexplained.MAX_EVIDENCE
 _FRAME = re.compile(r'^\s{0,12}File "|^\s{2,16}\S')
+_WORDS = re.compile(r"[a-z][a-z -]{0,30}")
 _RANK_MS = re.compile(r"Rank (\d{1,7}): (\d{1,12}(?:\.\d{1,6})?) ?ms")
 _OWN_PHASES = {
     "forward": "forward",
@@ -142,12 +143,15 @@ class _Case:
 
     def _rank(self, hit: Hit) -> int | None:
         if hit.rule.slowest:
-            told = [(float(m[2]), int(m[1])) for _, t in hit.after if (m := _RANK_MS.search(t))]
-            return max(told)[1] if told else None
+            times = [(float(m[2]), int(m[1])) for _, t in hit.after if (m := _RANK_MS.search(t))]
+            return max(times)[1] if times else None
         if hit.rule.rankless:
             return None
         if hit.rank is not None:
             return hit.rank
+        told = set().union(*(s.ranks.get(hit.rule.id, set()) for s in self._scans))
+        if len(told) == 1:
+            return min(told)
         effects = [
             h
             for h in self._hits
@@ -174,7 +178,8 @@ class _Case:
                 told = _tells(phase, lines)
                 if told is not None:
                     return phase.id, told
-        said = _OWN_PHASES.get(self._told.split(",")[0].strip(), self._told)
+        own_word = self._told.split(",")[0].strip()
+        said = _OWN_PHASES.get(own_word, own_word if _WORDS.fullmatch(own_word) else "")
         return said or hit.rule.phase or ("training" if self._scans[self._file[hit.file]].progress.num_steps else ""), None
 
     def _evidence(self, hit: Hit, told_by: tuple[int, str] | None) -> list[EvidenceLine]:

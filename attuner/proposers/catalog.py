@@ -15,7 +15,7 @@ from attuner.core.base import Value
 from attuner.core.errors import AttunerError
 from attuner.core.events import History
 from attuner.core.recipe import same_value
-from attuner.core.run import Launch
+from attuner.core.run import Launch, Trial
 from attuner.core.search import Hypothesis, Stop
 from attuner.estimate.forecast import Forecaster
 from attuner.estimate.model import Estimate
@@ -30,6 +30,8 @@ from attuner.traces.parts import Parts, eased
 LOST_WEIGHT = 0.5
 """How much one failed or slower try of a group lowers its later predictions by shares."""
 SCALE_LIMITS = (0.25, 2.0)
+OOM_ANYWHERE = "oom.device"
+"""The class of a failure whose logs do not tell in which phase the memory ran out."""
 RECENT = 2
 """Launches beside the leader that a move may start from."""
 WORTH_IT = 0.0015
@@ -111,12 +113,18 @@ class View:
             launch, trial = history.launch(name), history.trial(name)
             effective = history.effective(launch.recipe) if launch else None
             if effective is not None:
-                only = self._when_oom(launch) if launch and trial is not None and trial.status == "oom" else None
+                only = self._when_oom(launch, trial) if launch and trial is not None and trial.status == "oom" else None
                 found.append(Root(name, effective.arguments, effective.facts, only))
         return found
 
-    def _when_oom(self, launch: Launch) -> frozenset[str]:
-        """Return the groups that the lever of a failed launch names for running out of memory."""
+    def _when_oom(self, launch: Launch, trial: Trial) -> frozenset[str]:
+        """Return the groups that may need less memory: where its logs tell the phase those for that phase, else the lever's own.
+
+        The first optimizer step runs out for other reasons than a forward pass, and nothing that a forward keeps helps it.
+        """
+        failure = trial.failure
+        if failure is not None and failure.kind.startswith("oom.") and failure.kind != OOM_ANYWHERE and failure.levers:
+            return frozenset(failure.levers)
         asked = self.brief.history.hypothesis(launch.hypothesis)
         lever = next((x for x in self.brief.levers if asked is not None and x["id"] == asked.group), {})
         return frozenset(lever.get("when_oom", []))

@@ -154,7 +154,8 @@ def _speed(history: History, launch: Launch, trial: Trial | None) -> float | Non
 def _reason(trial: Trial | None, score: Score | None, verdicts: Sequence[Verdict], kind: str) -> str:
     """Return the one thing a person should know about this row, the gravest first."""
     if trial is not None and trial.status != "ok":
-        return trial.cause + (f" (in {trial.phase})" if trial.phase and trial.phase not in trial.cause else "")
+        told = trial.cause + (f" (in {trial.phase})" if trial.phase and trial.phase not in trial.cause else "")
+        return f"{told}; {trial.failure.said()}" if trial.failure is not None else told
     refusals = [f for v in verdicts for f in v.refusals()]
     if refusals:
         return _said(refusals)

@@ -18,6 +18,7 @@ from attuner.policy import budget
 from attuner.ports import JobSpec, JobState, Kit, RunFiles
 from attuner.steps import early
 from attuner.steps.common import past, put
+from attuner.steps.triage import triaged
 
 POLL_S = 0.25
 LOST_LIMIT = 2
@@ -247,6 +248,8 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
         status, cause = "stopped_early", end.cause
     elif settlement.lost or "never_allocated" in (settlement.how, stamp.outcome):  # pods held them for nobody, perhaps
         status, cause = "infrastructure", settlement.detail or stamp.detail or "the devices were never allocated"
+    stack = history.campaign().stack.name
+    failure = triaged(files, kit.rules_dir, stack, status=status, cause=cause, phase=result.phase)
     trial = Trial.model_validate(
         {
             "launch_id": attempt.launch_id,
@@ -254,6 +257,7 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
             "status": status,
             "cause": cause,
             "phase": result.phase,
+            "failure": failure,
             "steps": [s.model_dump() for s in result.steps],
             "gpu_hours": history.charge(attempt.launch_id),
             "duration_s": settlement.gpu_hours * 3600.0 / settlement.gpus,

@@ -95,6 +95,8 @@ def outcome(history: History, move: Hypothesis) -> list[str]:
             memory = trial.peak_mem_gib()
             peak = f", peak {memory:.3g} GiB" if memory is not None else ""
             lines.append(f"  {launch.id}: {trial.status} {trial.phase} {trial.cause} ({trial.gpu_hours:.4g} device-hours{peak})")
+            if trial.failure is not None:
+                lines.append(f"  {launch.id}: diagnosis: {trial.failure.said()}; {trial.failure.action}")
         if score is not None and score.valid:
             lead = "; the new leader" if score.new_leader else ""
             lines.append(f"  {launch.id}: {score.gain:+.1%} over the leader of then, {score.decision}{lead}")
