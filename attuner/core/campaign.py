@@ -61,6 +61,7 @@ class Cluster(Record):
     devices_per_node: int = Field(gt=0)
     device: Device = Device()
     env: dict[str, str] = Field(default_factory=dict, description="environment that the launcher adds to every job")
+    autoscaled: bool = Field(default=False, description="nodes are added on demand: too few of them now is no refusal")
     cpus_per_node: float = Field(default=0, ge=0, description="Ray CPUs reserved on each node together with its devices")
     storage: str = Field(default="", description="where runs write on the cluster: '' (ATTUNER_HOME), a path, s3://bucket/prefix")
     scratch: str = Field(default="", description="folder that all nodes of a run see, where it writes before storage gets it")

@@ -85,7 +85,8 @@ def _token(client: RayClient, access: Access) -> Check:
 
 def _room(client: RayClient, cluster: Cluster) -> Check:
     nodes, status = client.get("/api/v0/nodes?limit=10000&detail=1"), client.get("/api/cluster_status")
-    found = room(nodes, status, gpus=cluster.devices, gpus_per_node=cluster.devices_per_node, resource=cluster.resource)
+    need = {"gpus": cluster.devices, "gpus_per_node": cluster.devices_per_node}
+    found = room(nodes, status, **need, resource=cluster.resource, autoscaled=cluster.autoscaled)
     if never := found.never():
         return Check(
             name="room", ok=False, detail=f"{cluster.name} {never}", mend="devices and devices_per_node of the cluster's file"

@@ -127,7 +127,7 @@ class RayJobs:
         asked = False
         while time.monotonic() < deadline:
             state = self._state(attempt)
-            if state.done() and (asked or state.phase != "stopped"):
+            if state.phase == "ending" or (state.done() and (asked or state.phase != "stopped")):
                 return
             with contextlib.suppress(LookupError):
                 self._connect().call("stop_job", attempt.submission_id)
@@ -242,7 +242,8 @@ class RayJobs:
         """Return whether the cluster can hold this job. Raises Transient."""
         client = self._connect()
         nodes, status = client.get("/api/v0/nodes?limit=10000&detail=1"), client.get("/api/cluster_status")
-        return room(nodes, status, gpus=job.gpus, gpus_per_node=job.gpus_per_node, resource=job.resource)
+        grows = self._cluster.autoscaled
+        return room(nodes, status, gpus=job.gpus, gpus_per_node=job.gpus_per_node, resource=job.resource, autoscaled=grows)
 
     def _check_room(self, attempt: Attempt, job: JobSpec) -> None:
         if self._local is not None:

@@ -36,12 +36,13 @@ class Room:
         return f"queued: {self.free} of {self.needed} nodes with {self.per_node} × {self.resource} are free"
 
 
-def room(nodes: Any, status: Any, *, gpus: int, gpus_per_node: int, resource: str) -> Room:
+def room(nodes: Any, status: Any, *, gpus: int, gpus_per_node: int, resource: str, autoscaled: bool = False) -> Room:
     """Return the room of a cluster.
 
     Args:
         nodes: answer of /api/v0/nodes.
         status: answer of /api/cluster_status.
+        autoscaled: nodes are added on demand; Ray's API doesn't tell how many there could be.
     """
     rows = [n for n in _dig(nodes, "data", "result", "result") or [] if n.get("state") == "ALIVE"]
     totals = [float((n.get("resources_total") or {}).get(resource, 0.0)) for n in rows]
@@ -51,10 +52,9 @@ def room(nodes: Any, status: Any, *, gpus: int, gpus_per_node: int, resource: st
     if isinstance(usage, dict):
         free = 0
         for used in usage.values():
-            taken, total = (used.get(resource) or [0.0, 0.0])[:2]
+            taken, total = (used.get(resource) or used.get(_camel(resource)) or [0.0, 0.0])[:2]
             free += total - taken >= per_node
     report = _dig(status, "data", "clusterStatus", "autoscalerReport") or {}
-    growing = set(report.get("pendingLaunches") or {}) | set(report.get("availableNodeTypes") or {})
     return Room(
         needed=math.ceil(gpus / gpus_per_node),
         per_node=per_node,
@@ -63,8 +63,14 @@ def room(nodes: Any, status: Any, *, gpus: int, gpus_per_node: int, resource: st
         free=free,
         nodes=len(rows),
         devices=sum(totals),
-        grows=bool(growing),
+        grows=autoscaled or bool(report.get("pendingNodes") or report.get("pendingLaunches")),
     )
+
+
+def _camel(name: str) -> str:
+    """Return a resource's name as the dashboard spells it."""
+    first, *rest = name.split("_")
+    return first + "".join(x.title() for x in rest)
 
 
 def _dig(value: Any, *keys: str) -> Any:

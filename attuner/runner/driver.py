@@ -48,6 +48,7 @@ class Attempt:
         self.mirror: Mirror | None = None
         self.load: float | None = None
         self.allocated_at = 0.0
+        self.finished = False
         self.lost = ""
 
     def stamp(self, event: str, **what: Any) -> None:
@@ -192,6 +193,7 @@ class Attempt:
 
     def finish(self, outcome: str, phase: str, detail: str) -> None:
         """Copy what is kept, give the devices back, and stamp the release; who is asked to stop has no time to copy first."""
+        self.finished = True
         try:
             if outcome != "stopped":
                 self.storage.finish()
@@ -257,7 +259,13 @@ def main(run_dir: Path, document: Path | None = None) -> int:
         )
         return EXIT["never_allocated"]
     attempt.heart.start()
-    return EXIT.get(execute(attempt), 1)
+    outcome = ""
+    try:
+        outcome = execute(attempt)
+    finally:
+        if not outcome and not attempt.finished:  # an error of ours before the devices were held: say so, hold nothing
+            attempt.finish("crash", "driver", "the driver failed; see the job's log in Ray")
+    return EXIT.get(outcome, 1)
 
 
 if __name__ == "__main__":

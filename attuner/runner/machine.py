@@ -15,7 +15,7 @@ SMI_S = 20.0
 
 def facts() -> dict[str, Any]:
     """Return devices, nvlink and nics of this node."""
-    gpus = gpu_models()
+    gpus = gpu_models() or re.findall(r"^GPU \d+: (.+?) \(UUID", smi("-L"), re.MULTILINE)
     return {
         "hardware": sorted({*gpus}) if gpus else [field(Path("/proc/cpuinfo"), "model name")],
         "num_gpus": len(gpus),

@@ -37,7 +37,9 @@ def look(job: dict[str, Any], run_dir: Path, nodes: list[AnyNode], counts: list[
     report: dict[str, Any] = {"nodes": rows, "warnings": differences(rows), "slow": []}
     if job["resource"] == "GPU":
         for row in rows:
-            if row["num_gpus"] < row["ranks"]:
+            if not row["num_gpus"]:
+                report["warnings"].append(f"node {row['host']} ({row['id']}): neither the kernel nor nvidia-smi tells of a GPU")
+            elif row["num_gpus"] < row["ranks"]:
                 raise Unfit(f"node {row['host']} ({row['id']}) has {row['num_gpus']} GPUs for {row['ranks']} ranks")
     if len(nodes) < 2 or job.get("node_check", "auto") == "off":
         report["probe"] = "off" if len(nodes) > 1 else "one node"

@@ -92,7 +92,9 @@ class Node:
     def changed(self, run_dir: str, seen: dict[str, str]) -> dict[str, tuple[str, bytes]]:
         """Return name → (tag, content) of files in this node's folder of the run that are new or have changed."""
         found, total = {}, 0
-        for path in sorted(p for p in Path(run_dir).rglob("*") if p.is_file() and p.name != files.JOB and ".tmp" not in p.name):
+        for path in sorted(
+            p for p in Path(run_dir).rglob("[!.]*") if p.is_file() and p.name != files.JOB and ".tmp" not in p.name
+        ):
             name = path.relative_to(run_dir).as_posix()
             with contextlib.suppress(OSError):
                 stat = path.stat()

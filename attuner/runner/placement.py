@@ -119,11 +119,11 @@ def _group(job: dict[str, Any], *, only: list[str] | None = None, exclude: set[s
     cpus = float(job.get("cpus_per_node") or 0)
     bundles = [{job["resource"]: float(n), **({"CPU": cpus} if cpus else {})} for n in counts(job)]
     ids = only or sorted(exclude or [])
-    selector = {NODE_ID: f"{'' if only else '!'}in({','.join(ids)})"} if ids else {}
+    selector = {NODE_ID: f"{'' if only else '!'}in({','.join(ids)})"}
     return placement_group(
         bundles,
         strategy="PACK" if len(bundles) == 1 else "STRICT_SPREAD",
-        bundle_label_selector=[selector] * len(bundles) if selector else [],
+        bundle_label_selector=[selector] * len(bundles) if ids else None,
     )
 
 

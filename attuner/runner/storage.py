@@ -90,7 +90,7 @@ class Storage:
 
     def _push(self, paths: list[Path]) -> None:
         for path in sorted(paths):
-            if path.name == files.JOB or ".tmp" in path.name:
+            if path.name == files.JOB or ".tmp" in path.name or path.name.startswith("."):
                 continue
             with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
                 stat = path.stat()

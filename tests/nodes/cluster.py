@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "NODES_TEST_ID"
-START_S = 120.0
+START_S = 240.0
 RESOURCE = "slot"
 
 
@@ -65,7 +65,7 @@ class Nodes:
         self._start(
             0,
             *("--head", f"--port={self.port}", f"--ray-client-server-port={client}", f"--temp-dir={self.temp / 'ray'}"),
-            *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=4"),
+            *("--include-dashboard=true", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}", "--num-cpus=2"),
         )
         try:
             wait_for(self._answers, START_S, "the head")
@@ -78,7 +78,7 @@ class Nodes:
     def add(self, number: int) -> None:
         """Start a node and wait until it is there: two that start at once on one machine take each other's sockets."""
         self._start(
-            number, f"--address=127.0.0.2:{self.port}", f"--resources={json.dumps({RESOURCE: self._slots})}", "--num-cpus=2"
+            number, f"--address=127.0.0.2:{self.port}", f"--resources={json.dumps({RESOURCE: self._slots})}", "--num-cpus=1"
         )
         wait_for(lambda: f"127.0.0.{number + 2}" in self.alive(), START_S, f"node {number}")
 
@@ -92,7 +92,8 @@ class Nodes:
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ATTUNER_"))}
         env = {
             **{**kept, MARK: f"{self.id}-{number}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
-            **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file)},
+            **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file), "RAY_raylet_start_wait_time_s": "200"},
+            **{"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"},  # a busy machine has better to do
         }
         with (self.temp / f"node{number}.log").open("ab") as log:
             self._started.append(

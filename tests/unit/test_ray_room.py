@@ -42,7 +42,15 @@ def test_a_part_of_a_node_is_enough_for_a_small_launch() -> None:
 
 
 def test_a_cluster_that_grows_is_not_told_never() -> None:
-    assert found(nodes(), status(availableNodeTypes={"gpu-group": 4})).never() == ""
+    assert found(nodes(8), status(pendingNodes=[["10.0.0.3", "gpu-group", "waiting"]])).never() == ""
+    assert room(nodes(), status(), gpus=16, gpus_per_node=8, resource="GPU", autoscaled=True).never() == ""
+    assert found(nodes(8), status()).never()
+
+
+def test_a_resource_is_found_as_the_dashboard_spells_it() -> None:
+    rows = {"data": {"result": {"result": [{"state": "ALIVE", "resources_total": {"my_slot": 2.0}}]}}}
+    used = {"data": {"clusterStatus": {"loadMetricsReport": {"usageByNode": {"n": {"mySlot": [2.0, 2.0]}}}}}}
+    assert room(rows, used, gpus=2, gpus_per_node=2, resource="my_slot").free == 0
 
 
 def test_answers_that_nobody_understands_are_no_queue() -> None:
