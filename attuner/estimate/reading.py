@@ -90,7 +90,7 @@ def _shape(a: Arguments, workload: Workload, stack: str) -> Shape:
         kv_groups=_number(a, "num_query_groups", default=heads) if grouped else heads,
         head_dim=_number(a, "qk_head_dim", default=128) if mla else _number(a, "kv_channels", default=hidden // heads),
         ffn=ffn,
-        vocab=_number(a, "padded_vocab_size", "vocab_size", default=0) or 50304,
+        vocab=_number(a, "vocab_size", "padded_vocab_size", default=0) or 50304,  # final values have the first alone
         gated=gated,
         tied=_yes(a, "share_embeddings_and_output_weights", default=not untied),
         learned_positions=learned if position == "learned_absolute" and "position_embedding_type" in a else 0,
@@ -155,6 +155,8 @@ def _layout(a: Arguments, workload: Workload, shape: Shape, stack: str) -> Layou
         etp=etp if shape.num_experts else 1,
         first_layers=_end(a, "first"),
         last_layers=_end(a, "last"),
+        counts_embedding=_yes(a, "account_for_embedding_in_pipeline_split"),
+        counts_loss=_yes(a, "account_for_loss_in_pipeline_split"),
         sequence_parallel=parallel,
         precision=precision,
         offload=_offload(a),

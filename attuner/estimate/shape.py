@@ -111,6 +111,8 @@ class Layout:
     first_layers: int | None = None
     last_layers: int | None = None
     stage_layers: tuple[int, ...] = ()
+    counts_embedding: bool = False
+    counts_loss: bool = False
     recompute: str = "none"
     recompute_method: str = "uniform"
     recompute_layers: int = 1
@@ -155,11 +157,19 @@ class Layout:
         pp, total = self.pp, shape.num_layers
         if pp == 1:
             return (total,)
+        each, rest = divmod(total + sum(self._counted()), pp)
+        if sum(self._counted()) and not rest and (self.first_layers, self.last_layers) == (None, None):
+            embedding, loss = self._counted()
+            return (each - embedding, *(each,) * (pp - 2), each - loss)
         ends = [self.first_layers, self.last_layers]
         middle = pp - sum(e is not None for e in ends)
         each = (total - sum(e or 0 for e in ends)) // middle if middle else 0
         first, last = (each if e is None else e for e in ends)
         return (first, *(each,) * (pp - 2), last)
+
+    def _counted(self) -> tuple[int, int]:
+        """Return 1 where the embedding, and the loss, count as a layer of the first and the last stage."""
+        return (int(self.counts_embedding), int(self.counts_loss)) if self.pp > 1 else (0, 0)
 
     def check(self, shape: Shape) -> None:
         """Pass what Megatron can build.
@@ -209,7 +219,9 @@ class Layout:
         if self.vp > 1:
             if self.pp < 2:
                 raise Refused(f"vp = {self.vp} needs pp ≥ 2, it is {self.pp}")
-            odd = next((n for n in stages if n % self.vp), None)
+            embedding, loss = self._counted()
+            filled = (stages[0] + embedding, *stages[1:-1], stages[-1] + loss)
+            odd = next((n for n in filled if n % self.vp), None)
             if odd is not None:
                 raise Refused(f"layers per stage {odd} do not divide by vp = {self.vp}")
             if m % self.pp:

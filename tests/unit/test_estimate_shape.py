@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -132,6 +133,24 @@ def test_arguments_of_three_stacks_give_one_layout() -> None:
 def test_a_missing_size_is_named() -> None:
     with pytest.raises(UserError, match="hidden_size"):
         read({"num_layers": 2}, workload=WORK)
+
+
+def test_embedding_and_loss_may_count_as_layers_of_the_end_stages() -> None:
+    # Llama-3.1-405B's 126 layers on 8 stages of 8 chunks; megatron/core/transformer/transformer_config.py counts 128
+    shape = Shape(num_layers=126, hidden=16384, heads=128, kv_groups=8, ffn=53248, vocab=128256, gated=True)
+    layout = Layout(gpus=128, global_batch=64, seq_len=8192, tp=4, pp=8, vp=8, cp=2, counts_embedding=True, counts_loss=True)
+    assert layout.layers_per_stage(shape) == (15, *(16,) * 6, 15)
+    layout.check(shape)
+    with pytest.raises(Refused, match="126 does not divide"):
+        replace(layout, counts_loss=False).check(shape)
+    stated = replace(layout, first_layers=9, last_layers=9, vp=1)
+    assert stated.layers_per_stage(shape) == (9, *(18,) * 6, 9), "stated counts hold"
+
+
+def test_a_padded_vocabulary_that_only_the_recipe_states_is_no_other_model() -> None:
+    given = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 255}
+    recipe, _ = read({**given, "padded_vocab_size": 256}, workload=WORK, stack="megatron")
+    assert recipe == read(given, workload=WORK, stack="megatron")[0], "final values of Megatron don't have it: it is a fact there"
 
 
 def test_a_replay_table_leaves_the_ends_shorter() -> None:
