@@ -108,7 +108,7 @@ def _behind_wrappers(words: list[str], env: dict[str, str]) -> list[str]:
     if base(words[0]) not in WRAPPERS and not _assigns(words[0]):
         return []
     for at, word in enumerate(words):
-        if _STARTER.match(base(word)) and not words[at - 1].startswith("--"):
+        if _STARTER.match(base(word)) and words[at - 1] != "--entrypoint":
             return words[at:]
         if _assigns(word) and (base(words[0]) == "env" or at == 0):
             name, _, value = word.partition("=")

@@ -93,6 +93,16 @@ class Test:
             return bool(value) == (op == "-n")
         return self._is_set(value) if op == "-v" else self._untold()
 
+    def _expression(self, text: str, pattern: str) -> Answer:
+        """Decide a regular expression that is a plain text with its anchors; others are not tried."""
+        plain = pattern.removeprefix("^").removesuffix("$")
+        if not re.fullmatch(r"[\w/:,=-]*", plain):
+            return self._untold()
+        begins, ends = pattern.startswith("^"), pattern.endswith("$")
+        if begins and ends:
+            return text == plain
+        return text.startswith(plain) if begins else text.endswith(plain) if ends else plain in text
+
     def _compare(self, left: str, op: str, right: str) -> Answer:
         if is_unknown(left) or is_unknown(right):
             return None
@@ -104,4 +114,6 @@ class Test:
         if op in ("=", "==", "!="):
             same = left == right or matches(right, left[:4096])
             return same == (op != "!=")
+        if op == "=~":
+            return self._expression(left, right)
         return {"<": left < right, ">": left > right}.get(op, self._untold())

@@ -201,8 +201,8 @@ class Expander:
         if is_unknown(operand) or part.op == "@":
             return unknown(part.source)
         if part.op in ("/", "//"):
-            pattern, _, into = operand.partition("/")
-            found = replaced(value, pattern, into, every=part.op == "//")
+            into = self.text(part.into) if part.into is not None else ""
+            found = replaced(value, operand, into, every=part.op == "//")
         else:
             found = trimmed(value, operand, part.op)
         return unknown(part.source) if found is None else found

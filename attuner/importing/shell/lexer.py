@@ -298,11 +298,14 @@ class Lexer:
             if close < 0:
                 raise self.fail("an index is never closed", start)
             index, self.at = self.text[self.at + 1 : close], close + 1
-        operand = None
+        operand = into = None
         if self.peek() != "}" and (found := _OPS.match(self.text, self.at)):
             op, self.at = found[0], found.end()
-            operand = self.word(stop="}")
+            operand = self.word(stop="/}" if op in ("/", "//") else "}")
+            if op in ("/", "//") and self.peek() == "/":
+                self.at += 1
+                into = self.word(stop="}")
         if self.peek() != "}":
             raise self.fail("an expansion is never closed", start)
         self.at += 1
-        return Parameter(name[0], quoted, index, op, operand, self.text[start : self.at])
+        return Parameter(name[0], quoted, index, op, operand, self.text[start : self.at], into)

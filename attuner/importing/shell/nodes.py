@@ -17,7 +17,7 @@ class Text:
 class Parameter:
     """`$name`, `${name[index]op…}`: what a variable holds, perhaps changed.
 
-    op: '' or one of :- - := = :+ + :? ? # ## % %% / // : ^ ^^ , ,, length indirect.
+    op: (with `into` for / and //) '' or one of :- - := = :+ + :? ? # ## % %% / // : ^ ^^ , ,, length indirect.
     """
 
     name: str
@@ -26,6 +26,7 @@ class Parameter:
     op: str = ""
     operand: Word | None = None
     source: str = ""
+    into: Word | None = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,121 @@
+"""Hostile sources: nothing is executed, nothing outside the root is read, and each ends soon with one clear line."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from attuner.core.errors import UserError
+from attuner.importing.shell.patterns import matches
+from tests.unit.importing import imported
+
+RUN = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 8 "
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
+)
+HOSTILE = {
+    "a script that sources itself": ("job.sh", "source job.sh\n" + RUN, "sources itself"),
+    "a function that calls itself": ("job.sh", "f() { f; }\nf\n", "inside each other"),
+    "eval of itself": ("job.sh", 'X=\'eval "$X"\'\neval "$X"\n', "inside each other"),
+    "a line of ten million characters": ("job.sh", "run " + "x" * 10_000_000, "more than 1 MiB"),
+    "a long line": ("job.sh", "run " + "x" * 500_000, "a line of more than"),
+    "a value that doubles": ("job.sh", "a=x\n" + "a=$a$a\n" * 60, "more than 1000000 characters"),
+    "a list that doubles": ("job.sh", "a=(x)\n" + 'a+=("${a[@]}")\n' * 60, "more than 50000 words"),
+    "loops in loops": ("job.sh", "for a in 1 2 3 4 5 6 7 8; do " * 12 + "x=1;" + "done;" * 12, "more than 50000 commands"),
+    "substitutions in substitutions": ("job.sh", "echo " + "$(echo " * 5000, "inside each other"),
+    "brackets in brackets": ("job.sh", "((" * 50_000, "inside each other"),
+    "ifs in ifs": ("job.sh", "if true; then\n" * 30_000, "inside each other"),
+    "unbalanced quotes": ("job.sh", RUN + "'--lr 1e-4\n", "a single quote is never closed"),
+    "anchors that multiply": ("r.yaml", BOMB + "model: *h\ntrain: 1\n", "unfolded"),
+    "sequences without end": ("r.yaml", "\n".join("- " * 1000 for _ in range(90)), "deeper, larger or more folded"),
+    "brackets without end": ("r.yaml", "a: " + "[" * 150_000, "exceeded maximum nesting depth"),
+    "a key twice": ("r.yaml", "model: {a: 1}\ntrain: {b: 1}\nmodel: {a: 2}\n", "key 'model' stands twice"),
+    "a key twice, deep inside": ("r.yaml", "model: {a: 1, a: 2}\ntrain: {b: 1}\n", "key 'a' stands twice"),
+    "a tag that makes objects": ("r.yaml", "model: !!python/object/apply:os.system ['true']\ntrain: 1\n", "not YAML"),
+    "a runtime environment that is no YAML": (
+        "r.yaml",
+        "kind: RayJob\nspec: {entrypoint: x, runtimeEnvYAML: '[' }\n",
+        "not YAML",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_source_ends_with_one_line(name: str, tmp_path: Path) -> None:
+    file, text, what = HOSTILE[name]
+    start = time.perf_counter()
+    with pytest.raises(UserError) as error:
+        imported(tmp_path, text, file)
+    assert what in str(error.value)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 500
+    assert time.perf_counter() - start < 20
+
+
+def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
+    trap = tmp_path / "trap"
+    text = f"""$(touch {trap}); `touch {trap}`; touch {trap}; eval "touch {trap}"; bash -c 'touch {trap}'
+X=$(rm -rf {tmp_path}); (touch {trap}); touch {trap} && touch {trap} | tee {trap}
+echo $(touch {trap}) > {trap}
+cat <(touch {trap})
+[ "$(touch {trap})" ] && touch {trap}
+exec 3>{trap}
+{RUN} --lr $(touch {trap})
+"""
+    found = imported(tmp_path, text)
+    assert not trap.exists()
+    assert (tmp_path / "job.sh").exists()
+    assert found.arguments["lr"].startswith("$(touch")
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["../outside.sh", "/etc/hostname", "$(dirname ${BASH_SOURCE[0]})/../outside.sh", "link.sh", "../../../../../../etc/hostname"],
+)
+def test_what_lies_outside_the_root_is_not_read(path: str, tmp_path: Path) -> None:
+    (tmp_path / "outside.sh").write_text("ARGS=(--seed 666)\n")
+    inside = tmp_path / "repo"
+    inside.mkdir()
+    (inside / "link.sh").symlink_to(tmp_path / "outside.sh")
+    found = imported(inside, f"source {path}\n{RUN} ${{ARGS[@]}}")
+    assert "seed" not in found.arguments
+    assert any("could not be read" in t for t in found.of("undecided"))
+
+
+def test_a_source_outside_the_root_that_is_named_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="does not lie in it"):
+        imported(tmp_path, RUN, root=str(tmp_path / "other"))
+
+
+def test_more_files_than_a_launch_script_has_are_refused(tmp_path: Path) -> None:
+    for number in range(70):
+        (tmp_path / f"m{number}.sh").write_text(f"A{number}=1\n")
+    with pytest.raises(UserError, match="names more than 64 files"):
+        imported(tmp_path, "".join(f"source m{n}.sh\n" for n in range(70)) + RUN)
+
+
+def test_control_characters_cannot_break_out_of_a_comment(tmp_path: Path) -> None:
+    from attuner.importing.recipe_text import recipe_text
+
+    found = imported(tmp_path, RUN + "--load $'/x\\u2028stack: y\\r\\nstack: evil' --save '/a\x1b[31m'")
+    text = recipe_text(found)
+    assert "\nstack: evil" not in text.split("\narguments:")[0]
+    assert "\x1b" not in text
+
+
+def test_a_binary_file_is_no_source(tmp_path: Path) -> None:
+    (tmp_path / "x.sh").write_bytes(b"\x7fELF\x00\x00")
+    from attuner.importing.files import open_source
+
+    with pytest.raises(UserError, match="is no text file"):
+        open_source(tmp_path / "x.sh")
+
+
+def test_no_pattern_takes_long() -> None:
+    start = time.perf_counter()
+    assert not matches("*a" * 50 + "b", "a" * 4096)
+    assert matches("*a*b?[0-9]*", "xxaxxbz5yy")
+    assert time.perf_counter() - start < 5
