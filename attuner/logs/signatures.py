@@ -18,6 +18,8 @@ from pydantic import Field, field_validator, model_validator
 from attuner.core.base import Record
 from attuner.core.failure import Retry
 
+ROOT_CAUSE = "Root Cause (first observed failure)"
+"""Title of torchrun's table of failed ranks, the first of them."""
 MAX_REPEAT = 160
 MAX_WIDE = 2
 """Places of an expression that may match any text."""
@@ -182,7 +184,7 @@ class Book(Record):
 
     def markers(self) -> tuple[bytes, ...]:
         """Return words of which every line that matters holds at least one; none holds another."""
-        words: set[str] = {'File "', "Traceback (", "rror:", "xception:"}
+        words: set[str] = {'File "', "Traceback (", "rror:", "xception:", ROOT_CAUSE, "  rank      : "}
         told = [p for rule in self.rules for p in rule.patterns()]
         told += [p for phase in self.phases for p in (*phase.any, *phase.ends)]
         words |= {max(pattern.has, key=len) for pattern in told}

@@ -14,7 +14,7 @@ from attuner.core.failure import UNDETERMINED, EvidenceLine, Failure
 from attuner.logs import unexplained
 from attuner.logs.lines import shown
 from attuner.logs.scan import Hit, LogScan
-from attuner.logs.signatures import LEVELS, Book, Phase, Variant
+from attuner.logs.signatures import LEVELS, ROOT_CAUSE, Book, Phase, Variant
 
 NEAR = 40
 """Lines within which a more specific rule speaks of the same thing."""
@@ -22,6 +22,7 @@ LOOK_BACK = 14
 """Lines before a hit without a stack that may tell its phase."""
 MAX_EVIDENCE = unexplained.MAX_EVIDENCE
 _FRAME = re.compile(r'^\s{0,12}File "|^\s{2,16}\S')
+_TABLE_RANK = re.compile(r"\s{0,8}rank {1,12}: (\d{1,7})\b")
 _WORDS = re.compile(r"[a-z][a-z -]{0,30}")
 _RANK_MS = re.compile(r"Rank (\d{1,7}): (\d{1,12}(?:\.\d{1,6})?) ?ms")
 _OWN_PHASES = {
@@ -161,7 +162,7 @@ class _Case:
             and not h.rule.rankless
             and LEVELS.index(h.rule.level) >= LEVELS.index("effect")
         ]
-        return min(effects, key=lambda h: h.line).rank if effects else None
+        return min(effects, key=lambda h: h.line).rank if effects else _torchruns_word(hit)
 
     # ---- phase
     def _phase(self, hit: Hit) -> tuple[str, tuple[int, str] | None]:
@@ -192,6 +193,15 @@ class _Case:
                 known.add((other.file, other.line))
                 found.append(EvidenceLine(file=other.file, line=other.line, text=shown(other.text), rank=other.rank))
         return found
+
+
+def _torchruns_word(hit: Hit) -> int | None:
+    """Return the rank that torchrun's table names as the first that failed, where a hit stands in that table."""
+    texts = [t for _, t in hit.recent]
+    if not any(ROOT_CAUSE in t for t in texts):
+        return None
+    told = next((m for t in reversed(texts) if (m := _TABLE_RANK.match(t))), None)
+    return int(told[1]) if told else None
 
 
 def _tells(phase: Phase, lines: list[tuple[int, str]]) -> tuple[int, str] | None:
