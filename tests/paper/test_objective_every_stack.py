@@ -90,7 +90,7 @@ CASES = [
     ),
     Case(
         "slime",
-        "megatron/glm4.5-355b-slime",
+        "slime/glm4.5-355b",
         64,
         {
             "global batch": {"rollout_batch_size": 64},
