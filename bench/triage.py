@@ -1,9 +1,10 @@
-"""How far triage gets: classes and ranks of a corpus, with all rules and, source by source, without those drawn from that source.
+"""How far triage gets: classes and ranks of a corpus, with all rules and, source by source, without those drawn from it.
 
-`python bench/triage.py CORPUS.jsonl [--all]`, a file of {id, source, excerpt, expected_class, root_rank?}. Left out is counted two
-ways. `only`: rules whose `source` names nothing but the case's source. `met`: also rules that were met nowhere but there (`seen_on`),
-so that a rule grounded in a framework's source code does not count for the case that taught us to look there. The frameworks' code
-names the words of most failures, so `only` is the optimistic figure. What was blind is in tests/paper/failures_unseen.yaml (`first`).
+`python bench/triage.py CORPUS.jsonl [--all]`, a file of {id, source, excerpt, expected_class, root_rank?}. Left out is counted
+two ways. `only`: rules whose `source` names nothing but the case's source. `met`: also rules that were met nowhere but there
+(`seen_on`), so that a rule grounded in a framework's source code does not count for the case that taught us to look there. The
+frameworks' code names the words of most failures, so `only` is the optimistic figure. What was blind is in
+tests/paper/failures_unseen.yaml (`first`).
 """
 
 from __future__ import annotations
@@ -103,9 +104,7 @@ def main() -> int:
         rows = [x for x in unseen if x.get("round", 1) == number]
         blind = sum(x["first"] in (x["kind"], f"undetermined ({x['kind']})") for x in rows)
         claimed = sum("undetermined" not in x["first"] and x["first"] != x["kind"] for x in rows)
-        print(
-            f"blind, round {number}: {blind} of {len(rows)} threads had the right class when first read; wrong with confidence {claimed}"
-        )
+        print(f"blind, round {number}: {blind} of {len(rows)} classes right when first read; wrong with confidence {claimed}")
     return 0
 
 
