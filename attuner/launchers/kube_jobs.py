@@ -30,7 +30,7 @@ from attuner.launchers.kuberay.preflight import Preflight
 from attuner.launchers.kuberay.reasons import Reason, assess
 from attuner.launchers.kuberay.verdict import Verdict, judge, words
 from attuner.launchers.kuberay.watch import View, Watcher
-from attuner.launchers.ray_jobs import job_document
+from attuner.launchers.ray_jobs import GONE_S, job_document
 from attuner.launchers.run_folder import Stamps, read_stamps, write_job
 from attuner.launchers.storage import RunStorage, open_store
 from attuner.ports import JobSpec, JobState, RunFiles, Stamp
@@ -76,6 +76,7 @@ class KubeRay:
         self._preflight = Preflight(self._api, cluster)
         self._events: dict[str, tuple[float, list[dict[str, Any]]]] = {}
         self._deleted: dict[str, float] = {}
+        self._beats: dict[str, tuple[float | None, float]] = {}
 
     # ------------------------------------------------------------------------------------------ submission
 
@@ -204,9 +205,20 @@ class KubeRay:
         if view.job is None:
             return None
         begun = stamp.allocated_at is not None and not stamp.outcome
+        still_s = self._still_s(attempt, stamp) if begun else 0.0
+        if still_s > GONE_S:
+            return Reason("silent", f"its driver's heartbeat stands still for {still_s:.0f} s", final=True, lost=True)
         events = [] if begun else self._told(attempt)
         now, patience_s = time.time(), self._kube.pull_patience_s
         return assess(view.job, view.pods, events, now=now, pull_patience_s=patience_s, begun=begun)
+
+    def _still_s(self, attempt: Attempt, stamp: Stamp) -> float:
+        """Return for how long the heartbeat stands still, by this machine's clock: the cluster's may be another."""
+        now, beat = time.monotonic(), stamp.last_heartbeat
+        known = self._beats.get(attempt.submission_id)
+        if known is None or known[0] != beat:
+            self._beats[attempt.submission_id] = known = (beat, now)
+        return now - known[1]
 
     def _told(self, attempt: Attempt) -> list[dict[str, Any]]:
         at, events = self._events.get(attempt.submission_id, (float("-inf"), []))
@@ -248,11 +260,11 @@ class KubeRay:
         """
         self._delete(attempt, view)
         verdict = _verdict(watcher.log)
-        held = [p for p in watcher.log.pods.values() if p.gpus and p.end() is None]
+        held = [p for p in watcher.log.all() if p.gpus and p.end() is None]
         waited = time.time() - float(watcher.log.ended["at"])
         if view.job is None and not held and self._no_pod_left(attempt, watcher):
             stamp = self._stamp(attempt, watcher.log, final=True)
-            detail = "; ".join(dict.fromkeys(x for x in (verdict.detail, stamp.detail) if x))
+            detail = "; ".join(dict.fromkeys(x for x in (verdict.detail, stamp.detail, *stamp.warnings) if x))
             watcher.log.close(time.time(), detail)
             self._watchers.pop(attempt.submission_id).close()
             return JobState(phase=verdict.phase, detail=detail, gone=verdict.lost)
@@ -268,7 +280,7 @@ class KubeRay:
         """Tell whether the server knows no pod of this attempt that could hold devices; asked before the charge is closed."""
         chosen = f"{manifest.ATTEMPT}={attempt.submission_id}"
         answer = self._api.call(LIST_PODS, self._api.core().list_namespaced_pod, self._kube.namespace, label_selector=chosen)
-        known = {p.uid: p for p in watcher.log.pods.values() if p.end() is not None or not p.gpus}
+        known = {p.uid: p for p in watcher.log.all() if p.end() is not None or not p.gpus}
         return all(x["metadata"]["uid"] in known for x in answer.body.get("items", []))
 
     def _delete(self, attempt: Attempt, view: View) -> None:
@@ -314,7 +326,7 @@ class KubeRay:
             told = {"outcome": log.ended["outcome"], "detail": log.ended["detail"]}
             driver = driver.model_copy(update={k: v for k, v in told.items() if v})
         gpus = next((int(x.get("gpus", 0)) for x in stamps.lines if x.get("event") == "allocated"), 0)
-        lost = sorted({p.node for p in log.pods.values() if p.gpus and p.reason and p.node})
+        lost = sorted({p.node for p in log.all() if p.gpus and p.reason and p.node})
         stamp = stamp_of(driver, log, gpus=gpus, now=time.time())
         return stamp.model_copy(update={"lost_nodes": lost})  # Kubernetes' names; Ray's own mean nothing to the next cluster
 

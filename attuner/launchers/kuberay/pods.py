@@ -184,6 +184,10 @@ class PodLog:
         files.append_jsonl(self.path, line)
         self._take(line)
 
+    def all(self) -> list[Pod]:
+        """Return every pod that was seen, as it is now: a watch may add some meanwhile."""
+        return list(self.pods.values())
+
     def see(self, pod: Pod, now: float) -> None:
         """Write down a pod, if it is new or has changed. A later sight never takes back an end that was seen."""
         known = self.pods.get(pod.uid)
@@ -196,7 +200,7 @@ class PodLog:
 
     def missing(self, present: set[str], now: float, *, watched: float | None) -> None:
         """Write down the pods that a fresh list no longer has: they ended after `watched`, while nobody looked."""
-        for pod in [p for p in self.pods.values() if p.gone is None and p.uid not in present]:
+        for pod in [p for p in self.all() if p.gone is None and p.uid not in present]:
             self.see(pod.model_copy(update={"gone": now, "missed": True, "last_seen": watched}), now)
 
     def see_job(self, status: dict[str, Any], now: float) -> None:
@@ -261,7 +265,7 @@ def stamp_of(driver: Stamp, log: PodLog, *, gpus: int, now: float) -> Stamp:
     """
     end = driver.released_at or driver.last_heartbeat
     finish = seconds(log.job.get("endTime"))
-    seen = account(log.pods.values(), now=now, bounds=[b for b in (end, finish) if b is not None])
+    seen = account(log.all(), now=now, bounds=[b for b in (end, finish) if b is not None])
     own = gpus * max((end or 0.0) - driver.allocated_at, 0.0) if driver.allocated_at is not None and end is not None else 0.0
     if seen is None and driver.allocated_at is None:
         return driver

@@ -25,8 +25,10 @@ from attuner.launchers.kuberay.api import (
     LONGEST_PAUSE_S,
     WATCH_JOBS,
     WATCH_PODS,
+    Answer,
     KubeApi,
     Right,
+    refusal,
 )
 from attuner.launchers.kuberay.manifest import ATTEMPT
 from attuner.launchers.kuberay.pods import PodLog, read_pod
@@ -133,6 +135,8 @@ class Feed(threading.Thread):
         try:
             if response.status == GONE:
                 return ""
+            if response.status in (401, 403):
+                raise refusal(self._rights[1], Answer(response.status), self._api.spec)
             if response.status != 200:
                 raise Transient(f"{self._rights[1].words()}: it answers {response.status}")
             self.lost_at = None
@@ -181,7 +185,7 @@ class Watcher:
         self._name, self._key, self._now = name, api.spec.gpu_key, now
         self._lock = threading.Lock()
         self._job: dict[str, Any] | None = None
-        self._pods = {p.uid: _remembered(p) for p in self.log.pods.values()}
+        self._pods = {p.uid: _remembered(p) for p in self.log.all()}
         chosen = f"{ATTEMPT}={name}"
         self._jobs_feed = Feed(
             lambda: api.custom().list_namespaced_custom_object,
