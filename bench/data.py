@@ -3,10 +3,10 @@
     python bench/data.py [--mib 256] [--rounds 3] [--tokenizer tokenizer.json] [--dir DIR]
 
 Every run is a process of its own, from start to exit (imports included; nothing is cached but by the system, and files were
-just written). MB/s are source bytes over wall-clock time, the median of the rounds; peak memory is the kernel's VmHWM at the
-end, the largest of the rounds (ru_maxrss would carry over from whoever starts the process). Each case runs at a quarter of the
-size and at the whole of it: a flat memory is the same in both. Sources are made here from a fixed seed: words of English letters
-with Zipf's frequencies, in documents of about 2 kB.
+just written). MB/s are source bytes over wall-clock time, the median of the rounds; over CPU time (all threads) they don't
+depend on what else the machine does. Peak memory is the kernel's VmHWM at the end, the largest of the rounds (ru_maxrss would
+carry over from whoever starts the process). Each case runs at a quarter of the size and at the whole of it: a flat memory is the
+same in both. Sources are made here from a fixed seed: words with Zipf's frequencies, in documents of about 2 kB.
 """
 
 from __future__ import annotations
@@ -131,7 +131,8 @@ def main() -> None:
         sizes = {mib: Path(name) / str(mib) for mib in (max(1, arguments.mib // 4), arguments.mib)}
         prepared = {mib: cases(sources(folder, mib), folder, arguments.tokenizer) for mib, folder in sizes.items()}
         small, large = prepared
-        print(f"| case | MB | MB/s | CPU s | peak MiB at {small} MiB | peak MiB at {large} MiB |\n|---|---|---|---|---|---|")
+        print(f"| case | MB | MB/s | MB per CPU second | peak MiB at {small} MiB | peak MiB at {large} MiB |")
+        print("|---|---|---|---|---|---|")
         for few, many in zip(prepared[small], prepared[large], strict=True):
             taken: dict[int, list[Run]] = {small: [], large: []}
             for _ in range(arguments.rounds):
@@ -143,7 +144,7 @@ def main() -> None:
             wall_s = statistics.median(r.wall_s for r in taken[large])
             cpu_s = statistics.median(r.cpu_s for r in taken[large])
             peaks = " | ".join(f"{max(r.peak_mib for r in taken[mib]):,.0f}" for mib in (small, large))
-            print(f"| {many[0]} | {size:,.0f} | {size / wall_s:,.0f} | {cpu_s:.1f} | {peaks} |", flush=True)
+            print(f"| {many[0]} | {size:,.0f} | {size / wall_s:,.1f} | {size / cpu_s:,.1f} | {peaks} |", flush=True)
 
 
 if __name__ == "__main__":

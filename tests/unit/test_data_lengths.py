@@ -18,7 +18,7 @@ from attuner.report.lengths_page import histogram, page, picture
 from attuner.report.lengths_text import lines
 
 SIZES = [1, 1, 3, 7, 8, 9, 20, 31, 32, 33, 100, 500]
-TRIED = [2, 8, 31, 32, 64, 2000]
+TRIED = [2, 3, 8, 31, 32, 64, 2000]
 
 
 @pytest.fixture

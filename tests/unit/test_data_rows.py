@@ -286,3 +286,13 @@ def test_names_of_any_bytes_are_read_listed_and_shown_in_one_line(tmp_path: Path
     assert "(first: " + str(folder) + "/c\\udcfe\\n)" in capsys.readouterr().out
     subprocess.run(["sha256sum", "-c", str(tmp_path / "rows" / "sources.sha256")], capture_output=True, check=True)
     assert main(["data", "lengths", str(folder), "--html", str(tmp_path / "l.html")]) == 0
+
+
+def test_padding_is_padding_in_every_block(tmp_path: Path) -> None:
+    sizes = [18 - n // 1000 for n in range(18_000)]  # over two blocks, ever shorter
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"text": "a" * n}) + "\n" for n in sizes))
+    made(tmp_path / "x.jsonl", tmp_path / "rows", pack="document", seq_len=29)
+    rows, used = kept(tmp_path / "rows")
+    assert used == [n + 1 for n in sizes]
+    own = np.arange(30)[None, :] < np.array(used)[:, None]
+    assert ((rows == 257) == ~own).all()
