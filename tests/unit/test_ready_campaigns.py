@@ -22,6 +22,7 @@ from attuner.core.campaign import Campaign
 from attuner.core.errors import UserError
 from attuner.estimate.model import Estimate
 from attuner.estimate.reading import read
+from attuner.policy.gate import config_look
 from attuner.policy.register import carried_defects
 from attuner.settings import load_settings
 from attuner.stacks.megatron.data import freeze, prefixes
@@ -250,6 +251,48 @@ def test_megatron_itself_resolves_the_baseline_to_the_papers_layout(want: Ready,
     assert final.facts["loss_masks"] == "even"
     register = load_register(ROOT / "rules", "megatron")
     assert {rule.id for rule in carried_defects(register, final)} == want.defects
+
+
+TP1 = {"tensor_model_parallel_size": 1, "sequence_parallel": False}
+ENDS = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers")
+CHANGES: list[tuple[str, dict[str, Any], str, str]] = [
+    # table B1, and what trains something else
+    ("mixtral-8x22b", {"moe_router_fusion": True}, "refuse", "MEG-DEF-011"),
+    ("mixtral-8x22b", {"gradient_accumulation_fusion": False}, "refuse", "MEG-DEF-033"),
+    ("mixtral-8x22b", {"expert_model_parallel_size": 1, "expert_tensor_parallel_size": 8}, "refuse", "MEG-DEF-004"),
+    ("mixtral-8x22b", {"global_batch_size": 128}, "refuse", "MEG-OBJ-058"),
+    ("llama3.1-405b", {"grad_reduce_in_bf16": True}, "refuse", "MEG-OBJ-114"),
+    ("llama3.1-405b", {"calculate_per_token_loss": False}, "refuse", "MEG-OBJ-061"),
+    # tables D2, D3: what was shipped, where this commit's clip norm allows it
+    (
+        "glm4.5",
+        {"pipeline_model_parallel_size": 16, "expert_model_parallel_size": 8, ENDS[0]: 4, ENDS[1]: 4},
+        "review",
+        "MEG-CND-041",
+    ),
+    ("glm4.5", TP1, "refuse", "MEG-DEF-001"),
+    ("minimax-m2", TP1, "refuse", "MEG-DEF-001"),
+    (
+        "minimax-m2",
+        {"pipeline_model_parallel_size": 8, ENDS[0]: 7, ENDS[1]: 7, "micro_batch_size": 4, "optimizer_cpu_offload": False},
+        "admit",
+        "MEG-CND-082",
+    ),
+]
+
+
+@needs_pin
+@pytest.mark.parametrize(("file", "change", "decision", "rule"), CHANGES)
+def test_the_register_decides_the_papers_changes_on_these_baselines(
+    stack: MegatronStack, file: str, change: dict[str, Any], decision: str, rule: str
+) -> None:
+    campaign = loaded(next(x for x in READY if x.file == file))
+    campaign = campaign.model_copy(update={"stack": load_settings().sourced(campaign.stack)})
+    before, after = stack.resolve(campaign.baseline, campaign), stack.resolve(campaign.baseline.changed(change), campaign)
+    register = load_register(ROOT / "rules", "megatron")
+    verdict = config_look(register, before, after, subject="h01", recipe="r", tests=[], scope="")
+    assert verdict.decision == decision, [f.line() for f in verdict.findings]
+    assert rule in {f.rule for f in verdict.findings if f.decision == decision}
 
 
 @needs_pin
