@@ -188,6 +188,8 @@ from pathlib import Path
 from attuner.datatools.output import new_folder
 with new_folder(Path(sys.argv[1]), mark="rows.json") as part:
     (part / "rows.json").write_text("{}")
+    (part / "junk").mkdir()
+    (part / "junk" / "mask.bin").write_text("half")
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -199,6 +201,7 @@ def test_what_a_killed_writer_left_is_never_taken_for_finished(tmp_path: Path) -
     made(sources(tmp_path / "in"), tmp_path / "rows")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["in", "rows"]
     assert open_rows(tmp_path / "rows").seq_len == 9
+    assert sorted(p.name for p in (tmp_path / "rows").iterdir()) == ["rows.bin", "rows.json", "sources.sha256"]
 
 
 def test_two_writers_of_one_folder_dont_meet(tmp_path: Path) -> None:
