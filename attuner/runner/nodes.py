@@ -205,7 +205,7 @@ class Remote:
     def poll(self, measuring: bool) -> int | None:
         """Return the exit code as last heard, without waiting. Raises NodeLost."""
         if self._asked is None:
-            if time.monotonic() - self._heard >= POLL_S or self._code is None:
+            if time.monotonic() - self._heard >= POLL_S:
                 self._asked = self._actor.poll.remote(measuring)
             return self._code
         done, _ = ray.wait([self._asked], timeout=0)

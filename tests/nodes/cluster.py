@@ -23,7 +23,10 @@ from pathlib import Path
 from typing import Any
 
 MARK = "NODES_TEST_ID"
-START_S = 240.0
+START_S = 90.0
+TRIES = 8
+PATIENCE = 3
+"""Limits of waiting are for a quiet machine; a busy one gets this many times more."""
 RESOURCE = "slot"
 
 
@@ -41,7 +44,7 @@ def free_ports(count: int) -> list[int]:
 
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
     """Return what the condition gives once it is true."""
-    deadline = time.monotonic() + limit_s
+    deadline = time.monotonic() + PATIENCE * limit_s
     while time.monotonic() < deadline:
         if found := condition():
             return found
@@ -77,10 +80,19 @@ class Nodes:
 
     def add(self, number: int) -> None:
         """Start a node and wait until it is there: two that start at once on one machine take each other's sockets."""
-        self._start(
-            number, f"--address=127.0.0.2:{self.port}", f"--resources={json.dumps({RESOURCE: self._slots})}", "--num-cpus=1"
-        )
-        wait_for(lambda: f"127.0.0.{number + 2}" in self.alive(), START_S, f"node {number}")
+        arguments = (f"--address=127.0.0.2:{self.port}", f"--resources={json.dumps({RESOURCE: self._slots})}", "--num-cpus=1")
+        for _ in range(TRIES):  # a raylet gives up when its agent takes more than 15 s to come up, as on a busy machine
+            self._start(number, *arguments)
+            raylet = self._started[-1]
+            deadline = time.monotonic() + START_S
+            while time.monotonic() < deadline and raylet.poll() is None:
+                if f"127.0.0.{number + 2}" in self.alive():
+                    return
+                if time.monotonic() > deadline - START_S + 20 and not self.processes(number, running="raylet/raylet"):
+                    break
+                time.sleep(0.2)
+            self.kill(number)
+        raise AssertionError(f"node {number} did not come up in {TRIES} tries")
 
     def _start(self, number: int, *arguments: str) -> None:
         agent, agent_grpc, metrics = free_ports(3)
