@@ -119,7 +119,9 @@ def test_a_quickstart_campaign_goes_through_kubernetes_to_its_shipment(quick: Ku
     until(lambda: process.poll() is not None or third_runs(quick), timeout_s=900)
     assert process.poll() is None, said(process)
     process.kill()
-    said(process)
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()  # not read to its end: Prefect's own server holds the other one until the resume ends it
     quick.restart_operator()
     campaign = history(quick).campaign().id
     words = said(attuner(quick, "resume", campaign, "--quiet"))

@@ -10,6 +10,7 @@ import base64
 import io
 import json
 import math
+import shlex
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -113,17 +114,7 @@ def rayjob(
     owned = labels(attempt)
     start_s = math.ceil(cluster.start_timeout_s)
     wishes = [_wish(verb, names) for verb, names in (("In", prefer), ("NotIn", avoid)) if names]
-    workers = [
-        {
-            "groupName": f"devices{i}" if i else "devices",
-            "replicas": pods,
-            "minReplicas": pods,
-            "maxReplicas": pods,
-            "rayStartParams": {} if cluster.resource == "GPU" else {"resources": f"'{json.dumps({cluster.resource: devices})}'"},
-            "template": _worker(attempt, spec, devices, wishes),
-        }
-        for i, (pods, devices) in enumerate(groups(job))
-    ]
+    workers = [_group(attempt, cluster, i, pods=pods, devices=n, wishes=wishes) for i, (pods, n) in enumerate(groups(job))]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayJob",
@@ -134,7 +125,7 @@ def rayjob(
             "annotations": {DIGEST: digest_of(document)},
         },
         "spec": {
-            "entrypoint": f"{spec.python} -m {PACKAGE}.once {run_dir} {spec.ship_mount}/{files.JOB}",
+            "entrypoint": shlex.join([spec.python, "-m", f"{PACKAGE}.once", run_dir, f"{spec.ship_mount}/{files.JOB}"]),
             "runtimeEnvYAML": yaml.safe_dump({"working_dir": f"file://{spec.ship_mount}/{package}", "env_vars": STOPS}),
             "jobId": attempt.submission_id,
             "metadata": {"launch": attempt.launch_id, "attempt": str(attempt.number)},
@@ -150,6 +141,18 @@ def rayjob(
                 "workerGroupSpecs": workers,
             },
         },
+    }
+
+
+def _group(
+    attempt: Attempt, cluster: Cluster, index: int, *, pods: int, devices: int, wishes: list[dict[str, Any]]
+) -> dict[str, Any]:
+    own = {} if cluster.resource == "GPU" else {"resources": f"'{json.dumps({cluster.resource: devices})}'"}
+    return {
+        "groupName": f"devices{index}" if index else "devices",
+        **dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), pods),
+        "rayStartParams": own,
+        "template": _worker(attempt, kube_of(cluster), devices, wishes),
     }
 
 
