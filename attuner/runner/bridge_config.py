@@ -8,6 +8,7 @@ import json
 import os
 import pkgutil
 import sys
+import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ def import_bridge(source: str) -> None:
         if not (folder / "src" / "megatron" / "bridge").is_dir():
             raise ConfigError(f"{source}: no Megatron-Bridge checkout: it has no src/megatron/bridge")
         sys.path[:0] = [str(folder / "src"), str(folder / "3rdparty" / "Megatron-LM")]
+    if not hasattr(typing, "override"):  # Bridge and its Megatron-LM are written for Python 3.12
+        typing.override = lambda function: function  # type: ignore[attr-defined]
     try:
         found = importlib.util.find_spec("megatron.bridge")
     except ImportError:

@@ -259,6 +259,9 @@ class Run:
             return _spelled(getattr(recipe.distributed_config.mp_policy, field.partition(".")[2], judged), judged)
         if section == "distributed" and "." not in field:
             return _spelled(getattr(recipe.distributed_config, field, judged), judged)
+        if name.startswith("model.backend.") and name.count(".") == 2:
+            backend = getattr(recipe.model_parts[0], "backend", None)
+            return _spelled(getattr(backend, name.rpartition(".")[2], judged), judged)
         if name == "step_scheduler.local_batch_size":
             return recipe.cfg.get(name, judged)
         if section in HELD and field and "." not in field:

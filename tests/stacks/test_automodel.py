@@ -72,6 +72,15 @@ def test_one_dtype_has_one_spelling() -> None:
     assert changes({"distributed.mp_policy.param_dtype": "torch.float32", "model.torch_dtype": "fp32"}) == {}
 
 
+def test_what_automodel_makes_of_a_backend_is_final() -> None:
+    written: dict[str, Value] = {
+        **{"model.backend.rope_fusion": True, "model.backend.experts": "gmm", "model.backend.dispatcher": "torch"},
+    }
+    found = resolve(written).arguments
+    held = {name: found[f"model.backend.{name}"] for name in ("rope_fusion", "experts", "dispatcher")}
+    assert held == {"rope_fusion": False, "experts": "torch_mm", "dispatcher": "torch"}
+
+
 def test_what_follows_from_the_layout_is_a_fact() -> None:
     found = resolve(gpus=8, change={"distributed.tp_size": 2, "step_scheduler.local_batch_size": 1}).facts
     assert (found["data_parallel_size"], found["num_microbatches"]) == (4, 2)

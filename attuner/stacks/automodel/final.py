@@ -14,6 +14,7 @@ from attuner.stacks.automodel.defaults import ELSEWHERE, RUNTIME, STRATEGIES, de
 
 NOTHING = (None, "none", "None", "null")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+DISPATCHERS = ("deepep", "hybridep", "uccl_ep", "mok")
 CLOSED = ("step_scheduler", "lr_scheduler", "checkpoint", "dataloader")
 """Sections whose unknown names AutoModel refuses."""
 ALSO = {
@@ -36,7 +37,20 @@ def final_arguments(given: dict[str, Value], fields: dict[str, dict[str, Value]]
     whole = {**defaults(given, fields), **{k: v for k, v in given.items() if not _is_null(v)}}
     strategy = str(whole["distributed.strategy"]).lower()
     whole["distributed.strategy"] = STRATEGIES.get(strategy, strategy)
-    return {name: _plain(name, value) for name, value in sorted(whole.items()) if not _is_null(value)}
+    found = {name: _plain(name, value) for name, value in sorted(whole.items()) if not _is_null(value)}
+    return {**found, **_backend(found)}
+
+
+def _backend(arguments: dict[str, Value]) -> dict[str, Value]:
+    """Return what AutoModel makes of a backend, whatever is written: no fused RoPE, grouped experts only with a dispatcher.
+
+    Source: components/models/common/utils.py:BackendConfig.__post_init__ (36044ad3).
+    """
+    found: dict[str, Value] = {"model.backend.rope_fusion": False} if "model.backend.rope_fusion" in arguments else {}
+    experts, dispatcher = arguments.get("model.backend.experts"), arguments.get("model.backend.dispatcher")
+    if experts in ("te", "gmm") and dispatcher is not None and dispatcher not in DISPATCHERS:
+        found |= {"model.backend.experts": "torch_mm", "model.backend.dispatcher": "torch"}
+    return found
 
 
 def _is_null(value: Value) -> bool:
