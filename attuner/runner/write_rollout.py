@@ -9,6 +9,7 @@ Source: slime 624b824a slime/observability/rollout_data_utils.py:load_debug_roll
 """
 
 import hashlib
+import io
 import sys
 from pathlib import Path
 from typing import Any
@@ -43,11 +44,11 @@ def write(job: dict[str, Any]) -> dict[str, Any]:
         silent += sum(not any(s["loss_mask"]) for s in samples)
         number = int(job["first_rollout"]) + step
         name = NAME.format(rollout_id=number)
-        path = Path(job["out"]) / name
-        # through a file object: with a path, torch.save writes the path's name into the file
-        with path.open("wb") as file:
-            torch.save({"rollout_id": number, "samples": samples}, file)
-        digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        # not by path: torch.save would write the path's name into the file, and say RuntimeError for a full disk
+        whole = io.BytesIO()
+        torch.save({"rollout_id": number, "samples": samples}, whole)
+        (Path(job["out"]) / name).write_bytes(whole.getbuffer())
+        digests[name] = hashlib.sha256(whole.getbuffer()).hexdigest()
     return {"files": digests, "samples": len(loss_tokens), "samples_without_loss": silent, "loss_tokens": sum(loss_tokens)}
 
 
@@ -86,8 +87,8 @@ def main(path: str) -> int:
     except ConfigError as error:
         sys.stderr.write(f"{error}\n")
         return 2
-    except (OSError, RuntimeError) as error:  # torch says RuntimeError for a full disk
-        sys.stderr.write(f"can't be written ({' '.join(str(error).split())[:300]})\n")
+    except OSError as error:
+        sys.stderr.write(f"can't be written ({error.strerror or error})\n")
         return 3
     return 0
 
