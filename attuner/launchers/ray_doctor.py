@@ -128,7 +128,9 @@ def _checkup(client: RayClient, cluster: Cluster, access: Access, home: Path, ru
         if storage:
             storage.fetch(str(run), final=True)
             back = {str(files.read_json(p).get("nonce")) for p in run.glob("*.json")}
-        return [_python(access, rows), _nodes_storage(rows, cluster, nonce in back, str(run))]
+        python = _python(access, rows)
+        told = [r for r in rows if "failed" not in r]
+        return [python, *([_nodes_storage(told, cluster, nonce in back, str(run))] if told else [])]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -146,7 +148,8 @@ def _ask(client: RayClient, access: Access, document: dict[str, Any], runner: Pa
         client.call("submit_job", entrypoint=entry, submission_id=job, runtime_env={"working_dir": stage})
     deadline = time.monotonic() + JOB_S
     while time.monotonic() < deadline:
-        status = str(client.call("get_job_info", job).status.value)
+        info = client.call("get_job_info", job)
+        status = str(info.status.value)
         if status in ("SUCCEEDED", "FAILED", "STOPPED"):
             break
         time.sleep(0.5)
@@ -157,7 +160,8 @@ def _ask(client: RayClient, access: Access, document: dict[str, Any], runner: Pa
     said = next((line.removeprefix(SAID) for line in lines if line.startswith(SAID)), "")
     client.call("delete_job", job)
     if not said:
-        return [{"failed": next((x for x in reversed(lines) if x.strip()), f"the job {status.lower()} without a word")[:200]}]
+        words = [x for x in [*lines, *str(info.message or "").splitlines()] if x.strip()]
+        return [{"failed": " ".join(words[-1].split())[:200] if words else f"the job {status.lower()} without a word"}]
     rows: list[dict[str, Any]] = json.loads(said)["nodes"]
     return rows
 

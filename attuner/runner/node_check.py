@@ -16,6 +16,10 @@ from .nodes import AnyNode, NodeLost, gather
 
 PROBE_S = 120.0
 PROBE_LOG = "topology.log.txt"
+AGAIN_S = 3600.0
+"""A node that passed is not probed again for so long, within one campaign."""
+PASSED = "nodes.json"
+"""File beside the campaign's runs: when each node passed."""
 
 
 class Unfit(Exception):
@@ -44,6 +48,11 @@ def look(job: dict[str, Any], run_dir: Path, nodes: list[AnyNode], counts: list[
     if len(nodes) < 2 or job.get("node_check", "auto") == "off":
         report["probe"] = "off" if len(nodes) > 1 else "one node"
         return report
+    ids = [node.id for node in nodes]
+    known = run_dir.parent / PASSED
+    if (ago := _passed_ago(known, ids)) is not None:
+        report["probe"] = f"passed {ago:.0f} s ago"
+        return report
     failed = _probe(job, run_dir, nodes, counts)
     if failed:
         report["probe"] = "failed"
@@ -59,7 +68,26 @@ def look(job: dict[str, Any], run_dir: Path, nodes: list[AnyNode], counts: list[
     for row, why in slow(rows, float(job.get("slow_node_factor") or 1.5)):
         report["slow"].append(row["id"])
         report["warnings"].append(f"node {row['host']} ({row['id']}) is slow or sick: {why}")
+    if not report["slow"]:
+        now = time.time()
+        files.write_json(known, {**_known(known), **{node_id: now for node_id in ids}})
     return report
+
+
+def _known(file: Path) -> dict[str, float]:
+    """Return when nodes of this campaign passed the probe last, by id."""
+    try:
+        found = files.read_json(file)
+    except (OSError, ValueError):
+        return {}
+    return {k: float(v) for k, v in found.items()} if isinstance(found, dict) else {}
+
+
+def _passed_ago(file: Path, ids: list[str]) -> float | None:
+    """Return how long ago all these nodes had passed, None if one has to be probed: the probe holds all devices for seconds."""
+    known, now = _known(file), time.time()
+    ages = [now - known.get(node_id, 0.0) for node_id in ids]
+    return max(ages) if all(0 <= age < AGAIN_S for age in ages) else None
 
 
 def slow(rows: list[dict[str, Any]], factor: float) -> list[tuple[dict[str, Any], str]]:

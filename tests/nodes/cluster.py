@@ -61,6 +61,10 @@ class Nodes:
         self.token_file = self.temp / "token"
         self.token_file.write_text(secrets.token_hex(16))
         self.token_file.chmod(0o600)
+        self.private = self.temp / "private"
+        """A folder of which each node has its own, if `apart`: machines that share no disk."""
+        self.private.mkdir()
+        self.apart = shutil.which("unshare") is not None and os.geteuid() == 0
         self._started: list[subprocess.Popen[bytes]] = []
         self._slots = slots
         self.port, dashboard, client = free_ports(3)
@@ -101,6 +105,9 @@ class Nodes:
             *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}"),
             *(f"--metrics-export-port={metrics}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"),
         ]
+        if number and self.apart:
+            own = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
+            command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own, str(self.private), *command]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ATTUNER_"))}
         env = {
             **{**kept, MARK: f"{self.id}-{number}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},

@@ -167,7 +167,8 @@ def test_a_run_on_nodes_that_do_not_see_this_machines_folder_comes_back_through_
             wrapper.chmod(0o755)
             more = {"access": {"python": str(wrapper)}}
         place = "s3://bucket/attuner" if kind == "s3" else str(tmp_path / "storage")
-        launcher = site.launcher(storage=place, scratch=str(tmp_path / "scratch") if kind == "s3" else "", **more)
+        scratch = str(site.nodes.private) if kind == "s3" else ""  # of which each node has its own
+        launcher = site.launcher(storage=place, scratch=scratch, **more)
         attempt = site.submit(launcher, "l01", walk(1, rows=str(rows), steps=30, pace_s=0.2))
         assert str(site.home) not in json.dumps(files.read_json(Path(attempt.folder) / files.JOB))
         wait_for(lambda: launcher.files(attempt).stamp.last_heartbeat, 60, "the heartbeat")
@@ -177,6 +178,20 @@ def test_a_run_on_nodes_that_do_not_see_this_machines_folder_comes_back_through_
         assert len(files.read_jsonl(Path(attempt.folder) / files.STEPS)) == 30
         assert (Path(attempt.folder) / files.LOG).exists()
         site.made.clear()
+
+
+def test_a_run_whose_nodes_do_not_see_its_folder_ends_before_its_ranks_and_names_the_setting(site: Site) -> None:
+    if not site.nodes.apart:
+        pytest.skip("nodes with folders of their own need unshare and root")
+    site.home = site.nodes.private / site.home.name
+    site.home.mkdir()
+    launcher = site.launcher()
+    attempt = site.submit(launcher, "l01", walk())
+    state = site.end_of(launcher, attempt)
+    stamp = launcher.files(attempt).stamp
+    assert (stamp.outcome, stamp.phase, state.gone) == ("crash", "topology", False)
+    assert "all nodes of a run need one folder: set storage" in state.detail
+    assert not (Path(attempt.folder) / files.LOG).exists()
 
 
 def test_the_doctor_of_a_healthy_cluster_finds_nothing_to_mend(site: Site) -> None:

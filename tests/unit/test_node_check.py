@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +92,41 @@ def test_a_slow_node_is_rehearsed_on_the_named_node_only() -> None:
     assert drills.slowness({"inject": {**job["inject"], "node": "id0"}}, 0, "id0") == 3.0
     assert drills.slowness({}, 1) == 1.0
     drills.rehearse(job["inject"], 0, True, [], None)  # the trainer goes on untouched
+
+
+class Told:
+    """A node that answers for its facts and is asked for nothing else."""
+
+    def __init__(self, name: str, **facts: Any) -> None:
+        self.id, self._facts = name, {**{k: v for k, v in row(name).items() if k not in ("id", "host", "ranks")}, **facts}
+
+    def ask(self, method: str) -> Any:
+        assert method == "facts", f"the probe was started: {method}"
+        return self._facts
+
+    def answer(self, asked: Any, _limit_s: float) -> Any:
+        return asked
+
+
+def looked(folder: Path, nodes: list[Told], resource: str = "GPU", ranks: int = 8) -> dict[str, Any]:
+    job = {"resource": resource, "env": {}}
+    return node_check.look(job, folder, nodes, [ranks] * len(nodes), {})  # type: ignore[arg-type]
+
+
+def test_nodes_that_passed_within_the_hour_are_not_probed_again_and_a_new_one_is(tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "l01-a1"
+    run.mkdir(parents=True)
+    (run.parent / node_check.PASSED).write_text(
+        json.dumps({"a": time.time() - 60, "b": time.time() - 3000, "old": time.time() - 4000})
+    )
+    assert looked(run, [Told("a"), Told("b")])["probe"].startswith("passed 30")
+    for other in ("c", "old"):
+        with pytest.raises(AssertionError, match="the probe was started"):
+            looked(run, [Told("a"), Told(other)])
+
+
+def test_a_node_with_fewer_gpus_than_ranks_ends_the_run_before_any_rank(tmp_path: Path) -> None:
+    with pytest.raises(node_check.Unfit, match="has 7 GPUs for 8 ranks"):
+        looked(tmp_path, [Told("a", num_gpus=7)])
+    assert looked(tmp_path, [Told("a", num_gpus=0)], resource="slot")["warnings"] == []
+    assert "neither the kernel nor nvidia-smi" in looked(tmp_path, [Told("a", num_gpus=0)])["warnings"][0]
