@@ -7,7 +7,7 @@ A carriage return ends a line (progress bars). What is kept between pieces is on
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from attuner.logs.lines import MAX_LINE
 
@@ -49,20 +49,20 @@ class Block:
         start = end + (2 if data[end : end + 2] == b"\r\n" else 1)
         return start if start < len(data) else None
 
-    def marked(self, markers: Sequence[bytes]) -> Iterator[tuple[int, int]]:
-        """Yield start and end of every line that holds a marker, in order."""
-        data, starts = self.data, set()
+    def marked(self, markers: Sequence[bytes]) -> dict[int, list[int]]:
+        """Return the start of every line that holds a marker, in order, with the numbers of the markers that it holds."""
+        data = self.data
+        starts: dict[int, list[int]] = {}
         returns = b"\r" in data
-        for marker in markers:
+        for number, marker in enumerate(markers):
             at = data.find(marker)
             while at >= 0:
                 start = data.rfind(b"\n", 0, at) + 1
                 if returns:
                     start = data.rfind(b"\r", start, at) + 1 or start
-                starts.add(start)
+                starts.setdefault(start, []).append(number)
                 at = data.find(marker, self.end_of(at))
-        for start in sorted(starts):
-            yield start, self.end_of(start)
+        return dict(sorted(starts.items()))
 
 
 class Blocks:

@@ -31,6 +31,15 @@ _TIMED = (
     re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?: std(?:out|err) [FP])?[ \t]{1,8}"),
     re.compile(r"\[?\d\d/\d\d/\d{4} \d\d:\d\d:\d\d\]?[ \t]{1,8}"),
 )
+_BEGINNING = {
+    "[": (*_RANKED, *_NAMED, *_TIMED),
+    "(": _NAMED,
+    " ": (),
+    "": (),
+    **dict.fromkeys("0123456789", (*_RANKED, *_NAMED, *_TIMED)),
+}
+"""Prefixes that may begin with a character; any other begins with a letter."""
+_LETTERS = _NAMED
 _CUT_WORDS = re.compile(r"\s+")
 
 
@@ -56,7 +65,7 @@ def opened(text: str, number: int) -> Line:
     text = plain(text)
     rank, writer, at = None, [], 0
     for _ in range(MAX_PREFIXES):
-        for pattern in (*_RANKED, *_NAMED, *_TIMED):
+        for pattern in _BEGINNING.get(text[at : at + 1], _LETTERS):
             match = pattern.match(text, at)
             if match is None:
                 continue

@@ -128,9 +128,10 @@ class LogReader:
         at = 0
         if self._broken is not None:
             at = self._look_on(block, 0)
-        for start, end in block.marked(MARKERS):
+        for start in block.marked(MARKERS):
             if start < at:
                 continue
+            end = block.end_of(start)
             last = end >= len(block.data) and self._blocks.open_end
             self._line(opened(block.text(start, end), block.number(start)), cut=last)
             following = block.next_line(end)

@@ -13,7 +13,7 @@ from attuner.logs.blocks import Block, Blocks
 from attuner.logs.lines import Line, opened
 from attuner.logs.reader import LogReader
 from attuner.logs.record import LogRecord
-from attuner.logs.signatures import Book, FailureRule
+from attuner.logs.signatures import SEEDS, Book, FailureRule, Pattern
 
 MAX_CONTEXT = 40
 """Lines kept of each writer."""
@@ -24,6 +24,8 @@ MAX_HITS = 16
 """Hits kept of one rule in one log; further ranks are only counted."""
 MAX_RANKS = 1 << 16
 AFTER, MAX_AFTER = 8, 512
+MAX_FAILED = 8
+FRAME = SEEDS.index('File "')
 MAX_TEXT = 400
 _NODE = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]{0,127}):\d{1,10}:\d{1,10} \[\d{1,3}\] ")
 _TIME = re.compile(r"(?:\d{4}-\d\d-\d\d[T ]|\[[EWIF]\d{3,4} )?(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?")
@@ -100,9 +102,7 @@ class LogScan:
         """The first lines that look like an uncaught error, for logs that no rule knows."""
         self.tail: deque[tuple[int, str]] = deque(maxlen=3)
         self._rank = rank
-        self._book, self._markers = book, book.markers()
-        self._watched = [p for r in book.rules for p in (*r.all, *r.unless)]
-        self._rules = [(p.has[0], p, r) for r in book.rules for p in r.any]
+        self._markers = _markers_of(book)
         self._blocks, self._reader = Blocks(), LogReader()
         self._context: dict[tuple[int | None, str], deque[tuple[int, str]]] = {}
         self._kept: dict[str, dict[int | None, int]] = {}
@@ -142,15 +142,16 @@ class LogScan:
     # ---- lines
     def _read(self, block: Block) -> None:
         done = -1
-        for start, end in block.marked(self._markers):
+        marked = block.marked(self._markers.words)
+        for start, found in marked.items():
             if start <= done:
                 continue
-            self._line(block.text(start, end), block.number(start))
-            if b'File "' in block.data[start:end]:  # its code stands in the next line
-                following = block.next_line(end)
-                if following is not None:
-                    done = following
-                    self._line(block.text(following, block.end_of(following)), block.number(following))
+            end = block.end_of(start)
+            self._line(block.text(start, end), block.number(start), found)
+            if FRAME in found and (following := block.next_line(end)) is not None:  # its code stands in the next line
+                done = following
+                code = block.text(following, block.end_of(following))
+                self._line(code, block.number(following), marked.get(following, []))
         self._keep_tail(block)
 
     def _keep_tail(self, block: Block) -> None:
@@ -159,49 +160,80 @@ class LogScan:
         if len(data) > start:
             self.tail.append((block.number(start), block.text(start, len(data))[:MAX_TEXT]))
 
-    def _line(self, raw: str, number: int) -> None:
+    def _line(self, raw: str, number: int, marks: list[int]) -> None:
         line = opened(raw, number)
-        text = line.text[: MAX_TEXT * 5]
+        text, short = line.text[: MAX_TEXT * 5], line.text[:MAX_TEXT]
         rank = line.rank if line.rank is not None else self._rank
-        node = _NODE.match(text)
-        who = (rank, line.writer or (node["node"] if node else ""))
+        match = _NODE.match(text) if "[" in text else None
+        node = match["node"] if match else ""
+        before = self._writer((rank, line.writer or node))
+        if self._open:
+            for hit in self._open:
+                hit.after.append((number, short))
+            self._open = [h for h in self._open if len(h.after) < (MAX_AFTER if h.rule.slowest else AFTER)]
+        done: set[str] = set()
+        for mark in marks:
+            for pattern in self._markers.watched[mark]:
+                if id(pattern) not in self.met and pattern.match(text):
+                    self.met.add(id(pattern))
+            for pattern, rule in self._markers.rules[mark]:
+                if rule.id not in done and (found := pattern.match(text)):
+                    done.add(rule.id)
+                    told = found.groupdict() if isinstance(found, re.Match) else {}
+                    whose = int(told["rank"]) if told.get("rank") else rank
+                    if self._counted(rule, whose):
+                        hit = Hit(rule, self.name, number, short, whose, line.writer, told.get("node") or node, _time(raw))
+                        hit.context, hit.recent = list(before), list(self._recent)
+                        self.hits.append(hit)
+                        self._open.append(hit)
+        if len(self.failed) < MAX_FAILED and _uncaught(text):
+            self.failed.append((line, short))
+        before.append((number, short))
+        self._recent.append((number, short))
+
+    def _writer(self, who: tuple[int | None, str]) -> deque[tuple[int, str]]:
+        """Return the last lines of a writer, and forget the oldest writer of too many."""
         before = self._context.get(who)
         if before is None:
             if len(self._context) >= MAX_WRITERS:
                 del self._context[next(iter(self._context))]
             before = self._context[who] = deque(maxlen=MAX_CONTEXT)
-        for pattern in self._watched:
-            if id(pattern) not in self.met and pattern.match(text):
-                self.met.add(id(pattern))
-        for hit in self._open:
-            hit.after.append((line.number, text[:MAX_TEXT]))
-        self._open = [h for h in self._open if len(h.after) < (MAX_AFTER if h.rule.slowest else AFTER)]
-        done = None
-        for word, pattern, rule in self._rules:
-            if word in text and rule is not done and (found := pattern.match(text)):
-                hit = Hit(rule, self.name, number, text[:MAX_TEXT], rank, line.writer, node["node"] if node else "", _time(raw))
-                hit.context, hit.recent = list(before), list(self._recent)
-                self._take(hit, found)
-                done = rule
-        if len(self.failed) < 8 and _uncaught(text):
-            self.failed.append((line, text[:MAX_TEXT]))
-        before.append((number, text[:MAX_TEXT]))
-        self._recent.append((number, text[:MAX_TEXT]))
+        return before
 
-    def _take(self, hit: Hit, found: re.Match[str] | bool) -> None:
-        told = found.groupdict() if isinstance(found, re.Match) else {}
-        if told.get("rank"):
-            hit.rank = int(told["rank"])
-        hit.node = told.get("node") or hit.node
-        ranks = self.ranks.setdefault(hit.rule.id, set())
-        if hit.rank is not None and len(ranks) < MAX_RANKS:
-            ranks.add(hit.rank)
-        kept = self._kept.setdefault(hit.rule.id, {})
-        if kept.get(hit.rank, 0) >= 2 or len(kept) >= MAX_HITS:
-            return
-        kept[hit.rank] = kept.get(hit.rank, 0) + 1
-        self.hits.append(hit)
-        self._open.append(hit)
+    def _counted(self, rule: FailureRule, rank: int | None) -> bool:
+        """Count a hit; tell whether it is one of the few that are kept."""
+        ranks = self.ranks.setdefault(rule.id, set())
+        if rank is not None and len(ranks) < MAX_RANKS:
+            ranks.add(rank)
+        kept = self._kept.setdefault(rule.id, {})
+        if kept.get(rank, 0) >= 2 or len(kept) >= MAX_HITS:
+            return False
+        kept[rank] = kept.get(rank, 0) + 1
+        return True
+
+
+@dataclass(frozen=True)
+class _Markers:
+    """What is searched for in a log, and for each marker the patterns that a line with it may fit."""
+
+    words: tuple[bytes, ...]
+    rules: tuple[list[tuple[Pattern, FailureRule]], ...]
+    watched: tuple[list[Pattern], ...]
+
+
+def _markers_of(book: Book) -> _Markers:
+    words = book.markers()
+    marks = {id(p): _mark(p, words) for r in book.rules for p in (*r.any, *r.all, *r.unless)}
+    return _Markers(
+        words=tuple(w.encode() for w in words),
+        rules=tuple([(p, r) for r in book.rules for p in r.any if marks[id(p)] == i] for i in range(len(words))),
+        watched=tuple([p for r in book.rules for p in (*r.all, *r.unless) if marks[id(p)] == i] for i in range(len(words))),
+    )
+
+
+def _mark(pattern: Pattern, words: tuple[str, ...]) -> int:
+    """Return a marker that every line that the pattern fits holds."""
+    return next(i for i, w in enumerate(words) if any(w in has for has in pattern.has))
 
 
 _ERROR = re.compile(r"^(?:E  )? {0,2}(?:[a-z_][\w.]{0,80}\.)?[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout)\b(?::|$)")

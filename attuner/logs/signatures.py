@@ -24,6 +24,12 @@ MAX_REPEAT = 160
 MAX_WIDE = 2
 """Places of an expression that may match any text."""
 REGEX_LINE = 2000
+SEEDS = (
+    *('File "', "Traceback (", "rror", "xception", "NCCL WARN", "NVRM", "imed out", "ailed", "ailure", ", in ", "killed"),
+    *("state_dict", "heckpoint", "divisible", "CUDA", "rendezvous", "ttuner r", "exit", "Signal", "Evicted"),
+    "  rank      : ",
+)
+"""Parts of words that most lines of trouble hold and few others do."""
 LEVELS = ("sign", "echo", "effect", "cause", "root")
 """From the weakest: a sign of trouble; an echo of another's end; an effect; a cause; what a machine or a scheduler says."""
 _ESCAPED = re.compile(r"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)
@@ -182,17 +188,19 @@ class Book(Record):
     rules: list[FailureRule]
     phases: list[Phase]
 
-    def markers(self) -> tuple[bytes, ...]:
-        """Return words of which every line that matters holds at least one; none holds another."""
-        words: set[str] = {'File "', "Traceback (", "rror:", "xception:", ROOT_CAUSE, "  rank      : "}
+    def markers(self) -> tuple[str, ...]:
+        """Return words of which every line that matters holds at least one; none holds another.
+
+        Few and common parts of words (`rror`, `ailed`) stand for many patterns, for each marker costs a search of the whole log.
+        """
         told = [p for rule in self.rules for p in rule.patterns()]
         told += [p for phase in self.phases for p in (*phase.any, *phase.ends)]
-        words |= {max(pattern.has, key=len) for pattern in told}
-        kept: list[str] = []
+        words = {max(p.has, key=len) for p in told if not any(s in w for w in p.has for s in SEEDS)}
+        kept: list[str] = list(SEEDS)
         for word in sorted(words, key=len):
             if not any(k in word for k in kept):
                 kept.append(word)
-        return tuple(w.encode() for w in kept)
+        return tuple(kept)
 
     def without(self, ids: Iterable[str]) -> Book:
         """Return the book without some rules."""
