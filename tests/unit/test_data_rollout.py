@@ -89,8 +89,9 @@ def test_the_same_rows_give_the_same_files(tmp_path: Path) -> None:
 def test_too_few_rows_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     folder = rows_of(tmp_path / "in")
     num_rows = len(open_rows(folder).rows)
-    with pytest.raises(UserError, match=f"100 steps of 4 samples want 400 rows, there are {num_rows - 3}"):
-        make_rollout(folder, tmp_path / "out", Rollout(100, 2, 2, first_row=3))
+    steps = (num_rows - 3) // 4 + 1
+    with pytest.raises(UserError, match=f"{steps} steps of 4 samples want {steps * 4} rows, there are {num_rows - 3}"):
+        make_rollout(folder, tmp_path / "out", Rollout(steps, 2, 2, first_row=3))
     with pytest.raises(UserError, match="--steps 0: at least 1"):
         make_rollout(folder, tmp_path / "out", Rollout(0, 2))
     assert [p.name for p in tmp_path.iterdir()] == ["in"]
