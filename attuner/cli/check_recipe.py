@@ -12,7 +12,7 @@ from typing import Any
 
 from attuner.cli.estimate import fit_of
 from attuner.cli.gate import framed
-from attuner.cli.import_fit import judged_as
+from attuner.cli.import_fit import resolvable
 from attuner.config import load_cluster, load_recipe, load_register
 from attuner.core.base import Value
 from attuner.core.campaign import Campaign
@@ -30,10 +30,9 @@ NO_MACHINE = "no estimate: a recipe alone names no machine; add --cluster cluste
 def check_recipe(arguments: argparse.Namespace) -> int:
     """Resolve a recipe, judge it against the known defects, estimate its fit; print what differs from defaults."""
     settings, path = load_settings(project=arguments.project), Path(arguments.file)
-    written = load_recipe(path)
-    recipe = judged_as(written)
-    if recipe is None:
-        raise UserError(f"{path}: stack: {written.stack}: nothing here resolves its recipes")
+    recipe = load_recipe(path)
+    if not resolvable(recipe.stack):
+        raise UserError(f"{path}: stack: {recipe.stack}: nothing here resolves its recipes")
     campaign = _frame(recipe, path, arguments, settings)
     final, defaults = _resolved(recipe, campaign, path)
     carried = carried_defects(load_register(settings.rules_dir(), campaign.stack.name), final)

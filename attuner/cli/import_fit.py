@@ -92,9 +92,9 @@ class Fitter:
 
     def _refusal(self, arguments: dict[str, Value]) -> str:
         """Return why the gate's first look refuses these arguments, '' if it doesn't or can't be asked."""
-        recipe = judged_as(Recipe(stack=self._found.stack, arguments=arguments, env=self._found.env))
-        if recipe is None or not self._resolves:
-            text = "by arithmetic alone: nothing here resolves it (--source, ATTUNER_MEGATRON_SRC), so the gate was not asked"
+        recipe = Recipe(stack=self._found.stack, arguments=arguments, env=self._found.env)
+        if not self._resolves or not resolvable(recipe.stack):
+            text = "by arithmetic alone: no checkout to resolve it by (--source), so the gate was not asked"
             self.said += [text] if text not in self.said else []
             return ""
         try:
@@ -139,13 +139,11 @@ class Fitter:
 
     def _frame(self, recipe: Recipe, gpus: int) -> Campaign:
         frame = framed(recipe, self._found.source, gpus=gpus, device="cuda")
-        return frame.model_copy(update={"stack": self._spec.model_copy(update={"name": recipe.stack})})
+        return frame.model_copy(update={"stack": self._spec})
 
 
-def judged_as(recipe: Recipe) -> Recipe | None:
-    """Return a recipe as something here can resolve it, None if nothing can."""
+def resolvable(stack: str) -> bool:
+    """Tell whether something here resolves recipes of a stack."""
     from attuner.wiring import STACKS
 
-    if recipe.stack in STACKS:
-        return recipe
-    return recipe.model_copy(update={"stack": "megatron"}) if recipe.stack == "slime" else None
+    return stack in STACKS

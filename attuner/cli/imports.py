@@ -7,6 +7,7 @@ import argparse
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from attuner.cli.gate import framed
 from attuner.cli.import_fit import Fitter
@@ -16,6 +17,7 @@ from attuner.core.errors import UserError
 from attuner.core.recipe import Recipe
 from attuner.importing.flags import Vocabulary
 from attuner.importing.model import TITLES, Imported
+from attuner.importing.options import options_in
 from attuner.importing.reading import read_source
 from attuner.importing.recipe_text import recipe_text
 from attuner.importing.script import Asked
@@ -40,7 +42,9 @@ def import_recipe(arguments: argparse.Namespace) -> int:
     adaptations: list[Adaptation] = []
     said: list[str] = []
     if arguments.gpus:
-        fitter = Fitter(found, arguments.gpus, settings, stack=vocabularies.stack, resolves=vocabularies.resolves(found.stack))
+        fitter = Fitter(
+            found, arguments.gpus, settings, stack=vocabularies.spec(found.stack), resolves=vocabularies.resolves(found.stack)
+        )
         try:
             found, adaptations = fitter.fit()
         finally:
@@ -96,12 +100,24 @@ def _print(found: Imported, out: Path, adaptations: list[Adaptation], said: list
 
 
 class Vocabularies(Mapping[str, Vocabulary]):
-    """The options of Megatron-LM and of slime: a checkout's own where there is one, else the list in rules/."""
+    """The options of Megatron-LM and of slime: a checkout's own where there is one, else the list in rules/.
+
+    source: checkout of the recipe's own stack; '' is what the environment names.
+    """
 
     def __init__(self, settings: Settings, *, source: str = "", slime_source: str = "") -> None:
-        self.settings = settings
-        self.stack = settings.sourced(StackSpec(name="megatron", version="?", slime_source=slime_source), source=source)
+        self.settings, self._source, self._slime_source = settings, source, slime_source
         self._made: dict[str, Vocabulary] = {}
+
+    def spec(self, name: str) -> StackSpec:
+        """Return a stack with the checkouts that its recipes are resolved by."""
+        slime = self._slime_source if name in ("megatron", "slime") else ""
+        return self.settings.sourced(StackSpec(name=name, version="?", slime_source=slime), source=self._source)
+
+    def resolves(self, name: str) -> bool:
+        """Tell whether what a stack's recipes are resolved by is named; AutoModel's declared defaults ride along."""
+        spec = self.spec(name)
+        return name == "automodel" or bool(spec.source and (name != "slime" or spec.slime_source))
 
     def __getitem__(self, name: str) -> Vocabulary:
         if name not in ("megatron", "slime"):
@@ -116,10 +132,6 @@ class Vocabularies(Mapping[str, Vocabulary]):
     def __len__(self) -> int:
         return 2
 
-    def resolves(self, name: str) -> bool:
-        """Tell whether the checkouts that a stack's recipes are resolved by are named."""
-        return bool(self.stack.source and (name != "slime" or self.stack.slime_source))
-
     def _make(self, name: str) -> Vocabulary:
         ignores, apart = name == "slime", APART if name == "slime" else ()
         if not self.resolves(name):
@@ -130,11 +142,20 @@ class Vocabularies(Mapping[str, Vocabulary]):
             return Vocabulary.of_list({**listed, **own}, said, whole=bool(own) or not ignores, ignores=ignores, apart=apart)
         from attuner.wiring import stack_of
 
-        stands_for = Recipe(stack="megatron", arguments={"actor_num_nodes": 1} if name == "slime" else {})
-        frame = framed(stands_for, "--source", gpus=1, device="").model_copy(update={"stack": self.stack})
+        spec = self.spec(name)
+        frame = framed(Recipe(stack=name), "--source", gpus=1, device="").model_copy(update={"stack": spec})
         stack = stack_of(frame)
         try:
             catalogue = stack.known_arguments(frame)  # type: ignore[attr-defined]
         finally:
             stack.close()
+        if name == "slime":
+            known = {option for entry in catalogue for option in entry["options"]}
+            catalogue = [*catalogue, *(e for e in _parsed_apart(Path(spec.slime_source)) if not known & set(e["options"]))]
         return Vocabulary.of_catalogue(catalogue, f"the checkout's {len(catalogue)} arguments", ignores=ignores, apart=apart)
+
+
+def _parsed_apart(checkout: Path) -> list[dict[str, Any]]:
+    """Return the options in slime's own argument files, also those that it reads before its main parser."""
+    files = sorted((checkout / "slime").rglob("*arguments*.py"))
+    return [entry for file in files[:64] for entry in options_in(file.read_text(encoding="utf-8", errors="replace"))]

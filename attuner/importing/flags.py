@@ -122,7 +122,7 @@ def _options(words: list[str], vocabulary: Vocabulary, notes: Notes) -> list[_Gi
             found[-1].words.append(word)
             room -= 1
         else:
-            notes.add("unparsed", word)
+            notes.add("unparsed", f"{word}: belongs to no option" + (f" (behind {found[-1].option})" if found else ""))
     return found
 
 

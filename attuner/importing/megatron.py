@@ -101,8 +101,7 @@ def from_test_yaml(tree: dict[str, Any], source: Source, vocabulary: Mapping[str
         elif value is True:
             words.append(str(flag))
         else:
-            values = value if isinstance(value, list) else str(value).split()
-            words += [str(flag), *(_quoted(str(v)) for v in values)]
+            words += [str(flag), *_test_words(value)]
     stack = "slime" if "--actor-num-nodes" in words else "megatron"
     env = tree.get("ENV_VARS") or {}
     arguments = kept_arguments(read_flags(words, vocabulary[stack], notes), notes)
@@ -113,6 +112,17 @@ def from_test_yaml(tree: dict[str, Any], source: Source, vocabulary: Mapping[str
     return Imported(
         source=source.name, format="megatron-yaml", stack=stack, arguments=arguments, env=variables, notices=notes.all()
     )
+
+
+def _test_words(value: Any) -> list[str]:
+    """Return the words that Megatron-LM's test runner makes of a value: those in brackets apart, everything else one word.
+
+    Source: Megatron-LM d98e8a64, tests/functional_tests/shell_test_utils/_run_training.sh.
+    """
+    text = " ".join(map(str, value)) if isinstance(value, list) else str(value).strip()
+    inside = re.fullmatch(r"\[([^\]]+)\]", text)
+    words = (inside[1] if inside else text).split() if inside or isinstance(value, list) else [text]
+    return [_quoted(w) for w in words]
 
 
 def _quoted(word: str) -> str:

@@ -45,7 +45,10 @@ def test_an_option_takes_as_many_words_as_its_parser_does() -> None:
     words = ["--num-layers", "4", "stray", "--data-path", "0.3", "a", "0.7", "b", "--disable-bias-linear", "stray2"]
     found = read_flags(words, WHOLE, notes)
     assert found == {"num_layers": 4, "data_path": ["0.3", "a", "0.7", "b"], "add_bias_linear": False}
-    assert [n.text for n in notes.all() if n.kind == "unparsed"] == ["stray", "stray2"]
+    assert [n.text for n in notes.all() if n.kind == "unparsed"] == [
+        "stray: belongs to no option (behind --num-layers)",
+        "stray2: belongs to no option (behind --disable-bias-linear)",
+    ]
 
 
 def test_an_option_that_nobody_knows_is_kept_for_megatron_which_stops_at_it() -> None:

@@ -66,7 +66,8 @@ MODEL_ARGS:
   --sequence-parallel: true
   --no-gradient-accumulation-fusion: true
   --bf16: false
-  --recompute-modules: core_attn mlp
+  --recompute-modules: "[core_attn mlp]"
+  --pipeline-model-parallel-layout: Et*2|(tt|)*5t|tmL
   --save: ${CHECKPOINT_SAVE_PATH}
 TEST_TYPE: regular
 """
@@ -146,6 +147,7 @@ def test_megatrons_test_recipes_are_flags(tmp_path: Path) -> None:
     assert found.arguments == {
         **{"num_layers": 12, "hidden_size": 512, "lr": 1e-4, "weight_decay": 0.01, "sequence_parallel": True},
         **{"gradient_accumulation_fusion": False, "recompute_modules": ["core_attn", "mlp"]},
+        "pipeline_model_parallel_layout": "Et*2|(tt|)*5t|tmL",
         "save": "${CHECKPOINT_SAVE_PATH}",
     }
     assert found.env == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
