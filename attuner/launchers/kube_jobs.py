@@ -41,6 +41,7 @@ AWAY_S = 60.0
 RELEASE_S = 180.0
 """Pods that hold devices this long after the attempt's end are no longer waited for in one go."""
 EVENTS_S = 5.0
+LIST_S = 0.5
 FIRST_LISTS_S = 15.0
 
 
@@ -76,6 +77,7 @@ class KubeRay:
         self._preflight = Preflight(self._api, cluster)
         self._events: dict[str, tuple[float, list[dict[str, Any]]]] = {}
         self._deleted: dict[str, float] = {}
+        self._listed: dict[str, float] = {}
         self._beats: dict[str, tuple[float | None, float]] = {}
 
     # ------------------------------------------------------------------------------------------ submission
@@ -260,9 +262,10 @@ class KubeRay:
         """
         self._delete(attempt, view)
         verdict = _verdict(watcher.log)
+        listed = view.job is None and self._list_pods(attempt, watcher)
         held = [p for p in watcher.log.all() if p.gpus and p.end() is None]
         waited = time.time() - float(watcher.log.ended["at"])
-        if view.job is None and not held and self._no_pod_left(attempt, watcher):
+        if listed and not held:
             stamp = self._stamp(attempt, watcher.log, final=True)
             detail = "; ".join(dict.fromkeys(x for x in (verdict.detail, stamp.detail, *stamp.warnings) if x))
             watcher.log.close(time.time(), detail)
@@ -276,12 +279,16 @@ class KubeRay:
             )
         return JobState(phase="releasing", detail=verdict.detail)
 
-    def _no_pod_left(self, attempt: Attempt, watcher: Watcher) -> bool:
-        """Tell whether the server knows no pod of this attempt that could hold devices; asked before the charge is closed."""
-        chosen = f"{manifest.ATTEMPT}={attempt.submission_id}"
+    def _list_pods(self, attempt: Attempt, watcher: Watcher) -> bool:
+        """Ask for the pods once more before the charge is closed, whatever the watch has told; not more often than need be."""
+        name, now = attempt.submission_id, time.monotonic()
+        if now - self._listed.get(name, float("-inf")) < LIST_S:
+            return False
+        chosen = f"{manifest.ATTEMPT}={name}"
         answer = self._api.call(LIST_PODS, self._api.core().list_namespaced_pod, self._kube.namespace, label_selector=chosen)
-        known = {p.uid: p for p in watcher.log.all() if p.end() is not None or not p.gpus}
-        return all(x["metadata"]["uid"] in known for x in answer.body.get("items", []))
+        watcher.listed(answer.body.get("items", []))
+        self._listed[name] = now
+        return True
 
     def _delete(self, attempt: Attempt, view: View) -> None:
         """Ask for the RayJob's deletion, again now and then; its cluster, pods and ConfigMap go with it."""

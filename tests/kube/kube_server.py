@@ -47,6 +47,8 @@ class KubeServer:
         self.retry_after = "0"
         self.broken = 0
         """How many requests are answered 503 next."""
+        self.stalled = False
+        """Watches are open and say nothing."""
         self.logs: dict[str, str] = {}
         """What `pods/log` says, by pod."""
         self.generation = 0
@@ -230,6 +232,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         end = time.monotonic() + float(query.get("timeoutSeconds", 60))
         while time.monotonic() < end and generation == self.kube.generation:
+            if self.kube.stalled:
+                time.sleep(0.02)
+                continue
             with store.changed:
                 if seen < store.oldest:
                     gone = {"kind": "Status", "code": 410, "reason": "Expired", "message": f"too old resource version: {seen}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,29 @@ def test_a_create_whose_answer_was_lost_is_attached_to(kube: Kube, driver: Drive
     assert found is not None
     assert found["metadata"]["uid"] == body["metadata"]["uid"]
     assert kube.server.created("rayjobs") == [NAME], record
+
+
+def test_a_watch_that_is_behind_proves_nothing(kube: Kube, driver: Driver) -> None:
+    """The list was empty, the watch has not told of the RayJob yet: it is there all the same."""
+    kube.server.stalled = True
+    launcher = kube.launcher()
+    where = launcher.submit(kube.attempt(), job())
+    for _ in range(3):
+        assert not launcher.poll(where).done()
+    kube.server.stalled = False
+    assert end_of(launcher, where).phase == "succeeded"
+    kube.server.stalled = True
+    driver.go.clear()
+    driver.running.clear()
+    other = kube.attempt(2)
+    where = launcher.submit(other, job())
+    driver.running.wait(10)
+    begun = time.time()
+    until(lambda: time.time() > begun + 1.5)
+    launcher.cancel(where)
+    charged = launcher.files(where).stamp.gpu_seconds
+    assert charged is not None
+    assert charged >= 4.0, "pods that no watch told of are charged"
 
 
 def test_cancel_frees_the_devices_and_is_harmless_again(kube: Kube, driver: Driver) -> None:

@@ -228,15 +228,20 @@ def _answer(response: Any) -> tuple[Answer, float]:
     """Return the answer, and how long the server asks to wait."""
     try:
         data = bytes(response.data or b"")
-        status, after = int(response.status), response.headers.get("Retry-After", "")
+        status = int(response.status)
     finally:
         response.release_conn()
     try:
         body = json.loads(data) if data else {}
     except ValueError:
         body = {}
-    wait = float(after) if str(after).isdigit() else 0.0
-    return Answer(status, body if isinstance(body, dict) else {}, data.decode(errors="replace")), wait
+    return Answer(status, body if isinstance(body, dict) else {}, data.decode(errors="replace")), wait_of(response)
+
+
+def wait_of(response: Any) -> float:
+    """Return how long the server asks to wait, in seconds."""
+    after = str(response.headers.get("Retry-After", ""))
+    return float(after) if after.isdigit() else 0.0
 
 
 def said(answer: Answer) -> str:

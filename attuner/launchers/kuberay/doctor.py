@@ -111,7 +111,7 @@ def _installed(api: KubeApi) -> list[Check]:
     if answer.status == 403:
         return [Check(name="KubeRay", ok=True, detail=f"{CRD} may not be read; the dry run tells")]
     if not answer.ok:
-        mend = "install the KubeRay operator 1.5 or later (helm install kuberay-operator kuberay/kuberay-operator)"
+        mend = "install the KubeRay operator 1.6 or later (helm install kuberay-operator kuberay/kuberay-operator)"
         return [Check(name="KubeRay", ok=False, detail=f"no {CRD} is installed", mend=mend)]
     schema = checks.schema_of(answer.body)
     if schema is None:

@@ -270,7 +270,7 @@ def stamp_of(driver: Stamp, log: PodLog, *, gpus: int, now: float) -> Stamp:
     if seen is None and driver.allocated_at is None:
         return driver
     charge, notes = (seen.gpu_seconds, list(seen.notes)) if seen else (0.0, [])
-    if own > charge + RESOLUTION_S * gpus:
+    if own > charge + (RESOLUTION_S * gpus if seen else 0.0):
         notes.append(f"pods were seen for {charge:.0f} of {own:.0f} device-seconds; charged by the driver's stamps")
         charge = own
     versions = {**driver.versions, **({"image": ",".join(seen.images)} if seen and seen.images else {})}

@@ -34,7 +34,7 @@ class Preflight:
         wrong = checks.schema_problems(body, self._schema) if self._schema else []
         if wrong:
             raise UserError(
-                f"cluster {self._cluster.name}: the RayJob breaks the installed schema: {wrong[0]}; is KubeRay older than 1.5?"
+                f"cluster {self._cluster.name}: the RayJob breaks the installed schema: {wrong[0]}; is KubeRay older than 1.6?"
             )
 
     def room(self, body: dict[str, Any]) -> None:

@@ -29,6 +29,7 @@ from attuner.launchers.kuberay.api import (
     KubeApi,
     Right,
     refusal,
+    wait_of,
 )
 from attuner.launchers.kuberay.manifest import ATTEMPT
 from attuner.launchers.kuberay.pods import PodLog, read_pod
@@ -37,6 +38,8 @@ WATCH_S = 240
 """How long the server keeps one watch open."""
 SILENCE_S = 100.0
 """A watch without a word for this long (bookmarks come about every minute) is opened again."""
+LIST_S = 30.0
+"""How long a list is asked for again before the pause grows."""
 KEPT = (
     "jobDeploymentStatus",
     "jobStatus",
@@ -114,7 +117,9 @@ class Feed(threading.Thread):
             self.lost_at = time.monotonic()
 
     def _list(self) -> str:
-        body = self._api.call(self._rights[0], self._method(), **self._where, patience_s=0.0).body
+        if self.lost_at is None:
+            self.lost_at = time.monotonic()  # until it answers
+        body = self._api.call(self._rights[0], self._method(), **self._where, patience_s=LIST_S).body
         self._listed(list(body.get("items", [])))
         self.lost_at = None
         self.synced.set()
@@ -138,6 +143,7 @@ class Feed(threading.Thread):
             if response.status in (401, 403):
                 raise refusal(self._rights[1], Answer(response.status), self._api.spec)
             if response.status != 200:
+                self._ending.wait(wait_of(response))
                 raise Transient(f"{self._rights[1].words()}: it answers {response.status}")
             self.lost_at = None
             for event in _events(response):
@@ -223,6 +229,10 @@ class Watcher:
         if found is not None:
             status = found.get("status") or {}
             self.log.see_job({k: status[k] for k in KEPT if status.get(k) not in (None, "")}, self._now())
+
+    def listed(self, items: list[dict[str, Any]]) -> None:
+        """Take in a fresh list of the pods: what a watch has not told of yet, and what it has missed."""
+        self._pods_listed(items)
 
     def _pods_listed(self, items: list[dict[str, Any]]) -> None:
         with self._lock:
