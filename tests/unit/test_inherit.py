@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from attuner.config import load_register, register_lock
+from attuner.config import load_arguments, load_inherits, load_register, register_lock
 from attuner.core.errors import UserError
 from attuner.policy.inherit import Inherits, inherited
-from attuner.policy.register import decide
+from attuner.policy.register import decide, uncovered
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "rules"
@@ -119,3 +119,19 @@ def test_a_register_that_inherits_is_inherited_by_nobody(tmp_path: Path) -> None
     write(tmp_path / "b" / "inherits.yaml", "{stack: a, source: [here]}")
     with pytest.raises(UserError, match=r"b/inherits.yaml: stack: a inherits too"):
         load_register(tmp_path, "b")
+
+
+@pytest.mark.parametrize("stack", ["slime", "bridge", "automodel"])
+def test_the_register_has_a_word_on_every_listed_argument(stack: str) -> None:
+    known = load_arguments(RULES, stack)
+    assert len(known) > 100
+    assert uncovered(load_register(RULES, stack), list(known)) == []
+
+
+def test_what_bridge_says_of_megatrons_register_is_there() -> None:
+    inherits = load_inherits(RULES, "bridge")
+    assert inherits is not None
+    megatron = load_register(RULES, "megatron")
+    assert set(inherits.without) <= {r.id for r in megatron.rules}
+    assert [name for name in inherits.names if not megatron.covering(name)] == []
+    assert [a for a in inherits.absent if a in inherits.here] == []
