@@ -29,8 +29,10 @@ _OWN_PHASES = {
     "forward": "forward",
     "backward": "backward",
     "optimizer": "optimizer step",
-    "init": "start-up",
-    "imports": "start-up",
+    **dict.fromkeys(("imports", "init", "build", "ray", "resolving"), "start-up"),
+    "load": "checkpoint load",
+    "save": "checkpoint save",
+    "rows": "data loading",
 }
 """Phases as our own runner names them."""
 
