@@ -155,13 +155,13 @@ def _spread(path: str, value: Any, found: dict[str, Any]) -> None:
 
 
 def _scalar(value: Any) -> Any:
-    """Return a value as data: enums by class and name, dtypes without `torch.`, functions by their qualified name."""
+    """Return a value as data: enums by name, dtypes without `torch.`, functions by their qualified name."""
     if value is None or (isinstance(value, bool | int | str) and type(value).__module__ == "builtins"):
         return value
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < 2**53 else value
     if hasattr(value, "name") and hasattr(type(value), "__members__"):
-        return f"{type(value).__name__}.{value.name}"
+        return str(value.name)
     if type(value).__module__ == "torch":
         return str(value).removeprefix("torch.")
     named = value if hasattr(value, "__qualname__") else type(value)

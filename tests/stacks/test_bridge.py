@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import json
 import subprocess
 import sys
@@ -52,6 +54,7 @@ def test_a_dump_gives_final_values_environment_and_facts() -> None:
     found = resolve()
     assert found.arguments["model.activation_func"] == "torch.nn.functional.silu"
     assert found.arguments["recipe"] == "llama3_8b_pretrain_config"
+    assert (found.arguments["model.attention_backend"], found.arguments["model.params_dtype"]) == ("auto", "bfloat16")
     assert found.env == {"NCCL_NVLS_ENABLE": "0", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
     assert (found.facts["data_parallel_size"], found.facts["num_microbatches"]) == (4, 128)
     assert found.facts["tokens_per_update"] == 512 * 8192
@@ -152,6 +155,38 @@ def test_a_launch_without_bridge_fails_with_one_line_that_names_it(tmp_path: Pat
     assert done.returncode == 1
     assert (failure["kind"], failure["phase"]) == ("config", "imports")
     assert failure["message"] == "stack bridge: megatron.bridge isn't installed here, and no checkout of it is named"
+
+
+class Kind(enum.Enum):
+    flash = 1
+
+
+@dataclasses.dataclass
+class Part:
+    _target_: str = "a.Part"
+    attention_backend: Kind = Kind.flash
+    lr: float = 1.0
+    ranks: tuple[int, ...] = (0,)
+    layers: tuple[int, ...] = (1, 2)
+    nothing: None = None
+
+
+class Container:
+    """Stands for Bridge's: all that `flat` asks of one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        part = dataclasses.asdict(Part())
+        function = {"_target_": "torch.nn.functional.silu", "_call_": False}
+        return {"_target_": "x", "env_vars": {"NCCL_NVLS_ENABLE": 0}, "model": {**part, "activation_func": function}}
+
+
+def test_a_live_container_is_spelled_as_megatrons_rules_compare() -> None:
+    values, env = bridge_config.flat(Container())
+    assert values == {
+        **{"model._target_": "a.Part", "model.activation_func": "torch.nn.functional.silu", "model.attention_backend": "flash"},
+        **{"model.lr": 1, "model.ranks": 0, "model.layers": [1, 2]},
+    }
+    assert env == {"NCCL_NVLS_ENABLE": "0"}
 
 
 def test_the_dump_has_the_shape_that_bridge_writes() -> None:

@@ -15,6 +15,10 @@ from attuner.core.recipe import same_value
 from attuner.importing.model import Notes
 from attuner.importing.trees import flat, read_documents
 
+BACKENDS: dict[str, Value] = {
+    f"AttnBackend.{number}": name for number, name in enumerate(("flash", "fused", "unfused", "local", "auto"), start=1)
+}
+"""Source: megatron/core/transformer/enums.py:AttnBackend, which a dump holds by value."""
 OWN = ("recipe", "step_func", "mode")
 SECTIONS = ("model", "train", "optimizer", "ddp")
 COPIED_TO = ("model", "optimizer", "ddp")
@@ -42,7 +46,14 @@ def read_dump(source: str) -> dict[str, Value]:
         raise UserError(f"{path}: no dump of Bridge's ConfigContainer: it lacks {', '.join(SECTIONS)}; see docs/stacks.md")
     found = flat(tree, str(path), notes)
     found.pop("_target_", None)
-    return found
+    return {name: _spelled(value) for name, value in found.items()}
+
+
+def _spelled(value: Value) -> Value:
+    """Return a dtype or an attention backend in the spelling of Megatron's final values, which its rules compare with."""
+    if isinstance(value, str) and value.startswith("torch.") and value.count(".") == 1:
+        return value.removeprefix("torch.")
+    return BACKENDS.get(value, value) if isinstance(value, str) else value
 
 
 def overridden(dump: dict[str, Value], given: dict[str, Value]) -> tuple[dict[str, Value], dict[str, str], list[str]]:
