@@ -87,7 +87,8 @@ def main() -> int:
         whole.add(case["id"], case["expected_class"], case.get("root_rank"), said_of(case, book))
     print(f"{len(book.rules)} rules. All of them: {whole.said()}")
     for way in ("only", "met"):
-        total, by_source = Tally(), defaultdict(list)
+        total = Tally()
+        by_source: dict[str, list[tuple[str, str, str, bool, int]]] = defaultdict(list)
         for case in cases:
             gone = drawn_from(book, case["source"], met=way == "met")
             found = said_of(case, book.without(gone))
@@ -101,10 +102,10 @@ def main() -> int:
     unseen = yaml.safe_load(UNSEEN.read_text(encoding="utf-8"))
     print()
     for number in sorted({x.get("round", 1) for x in unseen}):
-        rows = [x for x in unseen if x.get("round", 1) == number]
-        blind = sum(x["first"] in (x["kind"], f"undetermined ({x['kind']})") for x in rows)
-        claimed = sum("undetermined" not in x["first"] and x["first"] != x["kind"] for x in rows)
-        print(f"blind, round {number}: {blind} of {len(rows)} classes right when first read; wrong with confidence {claimed}")
+        batch = [x for x in unseen if x.get("round", 1) == number]
+        blind = sum(x["first"] in (x["kind"], f"undetermined ({x['kind']})") for x in batch)
+        claimed = sum("undetermined" not in x["first"] and x["first"] != x["kind"] for x in batch)
+        print(f"blind, round {number}: {blind} of {len(batch)} classes right when first read; wrong with confidence {claimed}")
     return 0
 
 
