@@ -21,6 +21,8 @@ from attuner.core.failure import Failure
 
 UNDETERMINED = 3
 RETRY = {"no": "no: the same run fails again", "may_help": "may help", "unknown": "unknown until the cause is"}
+LAST_WORDS = "failure.rank*.json"
+"""What failed ranks of our own runs leave in the run's folder."""
 _PIECE = 1 << 20
 _SUFFIXES = (".log", ".txt", ".out", ".err", ".log.gz", ".txt.gz")
 _RANK = re.compile(r"(?:^|[._/-])rank[._-]?(\d{1,7})(?=[._/-]|$)")
@@ -40,6 +42,13 @@ def triage(arguments: argparse.Namespace) -> int:
         scan = LogScan(book, name, rank=_rank_of(name))
         for piece in pieces(path):
             scan.feed(piece)
+        scan.close()
+        scans.append(scan)
+    for folder in (Path(name) for name in arguments.logs if name != "-" and any(Path(name).glob(LAST_WORDS))):
+        from attuner.steps.triage import ranks_words
+
+        scan = LogScan(book, str(folder / LAST_WORDS))
+        scan.feed("".join(f"{line}\n" for line in ranks_words(folder)).encode("utf-8", "replace"))
         scan.close()
         scans.append(scan)
     found = diagnose(scans, book, catalog=lever_ids(rules_dir, arguments.stack))

@@ -171,9 +171,9 @@ class _Case:
         """Return what the run was doing and the line that tells it: the stack of the hit, else the lines before it."""
         stack: list[tuple[int, str]] = []
         for number, text in reversed(hit.context):
-            if not _FRAME.match(text) and "Traceback (" not in text:
+            if not _FRAME.match(text):
                 break
-            stack.append((number, text))
+            stack.append((number, text))  # up to its own `Traceback`: before that stands another rank's, or another error's
         own = (hit.line, hit.text)
         tries = [[own, *stack]] if stack else [[own, *reversed(hit.context[-LOOK_BACK:])], [own, *reversed(hit.recent)]]
         for lines in tries:

@@ -22,6 +22,8 @@ HEALTHY = ("ok", "stopped_early")
 OWN = "attuner"
 """Name of what the run's own files say, as evidence gives it."""
 HEAD_BYTES, TAIL_BYTES = 8 << 20, 64 << 20
+"""Read of one log's beginning and end; of many logs less of each, ALL_LOGS times as much together."""
+ALL_LOGS = 4
 MAX_FILES = 256
 MAX_RANKS = 4096
 _PIECE = 1 << 20
@@ -45,15 +47,17 @@ def triaged(files: RunFiles, rules_dir: Path, stack: str, *, status: str, cause:
         return Failure(kind=UNDETERMINED, seen=status, why=f"the signatures can't be read: {error}", open="everything")
     folder = Path(files.folder)
     scans = []
-    for log in _logs(folder):
+    logs = _logs(folder)
+    part = min(1.0, ALL_LOGS / max(len(logs), 1))
+    for log in logs:
         scan = LogScan(book, log.name)
         try:
-            _read(scan, log)
+            _read(scan, log, head=int(HEAD_BYTES * part), tail=int(TAIL_BYTES * part))
         except OSError:
             continue  # it went away, or can't be read: the others tell
         scans.append(scan)
     own = LogScan(book, OWN)
-    for line in _own_words(folder, status=status, cause=cause, phase=phase):
+    for line in (*ranks_words(folder), f"attuner run failed ({status}) in {phase or 'unknown'}: {' '.join(cause.split())}"):
         own.feed(f"{line}\n".encode("utf-8", "replace"))
     own.close()
     return diagnose([*scans, own], book, catalog=catalog, phase=phase)
@@ -65,16 +69,16 @@ def _logs(folder: Path) -> list[Path]:
     return sorted(found, key=lambda p: (not p.name.startswith("log"), len(p.name), p.name))[:MAX_FILES]
 
 
-def _read(scan: LogScan, path: Path) -> None:
+def _read(scan: LogScan, path: Path, *, head: int, tail: int) -> None:
     size = path.stat().st_size
     with path.open("rb") as file:
         left = size
-        if size > HEAD_BYTES + TAIL_BYTES:
-            for piece in _pieces(file, HEAD_BYTES):
+        if size > head + tail:
+            for piece in _pieces(file, head):
                 scan.feed(piece)
-            skipped = sum(piece.count(b"\n") for piece in _pieces(file, size - HEAD_BYTES - TAIL_BYTES))
+            skipped = sum(piece.count(b"\n") for piece in _pieces(file, size - head - tail))
             scan.skip(skipped)
-            left = TAIL_BYTES
+            left = tail
         for piece in _pieces(file, left):
             scan.feed(piece)
     scan.close()
@@ -86,8 +90,8 @@ def _pieces(file: Any, size: int) -> Iterator[bytes]:
         yield piece
 
 
-def _own_words(folder: Path, *, status: str, cause: str, phase: str) -> Iterator[str]:
-    """Yield what the run's own files say, as lines of a log: each failed rank's last words, then the driver's."""
+def ranks_words(folder: Path) -> Iterator[str]:
+    """Yield each failed rank's last words, as lines of a log."""
     for path in sorted(folder.glob("failure.rank*.json"))[:MAX_RANKS]:
         digits = path.name.removeprefix("failure.rank").removesuffix(".json")
         try:
@@ -97,4 +101,3 @@ def _own_words(folder: Path, *, status: str, cause: str, phase: str) -> Iterator
             continue
         if digits.isdigit():
             yield f"[rank{int(digits)}]: {' '.join(line.split())}"
-    yield f"attuner run failed ({status}) in {phase or 'unknown'}: {' '.join(cause.split())}"

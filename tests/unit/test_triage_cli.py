@@ -42,6 +42,20 @@ def test_a_folder_is_one_run_and_file_names_tell_ranks(tmp_path: Path, capsys: p
     assert "  also seen launch.store_lost" in shown
 
 
+def test_the_folder_of_a_run_is_read_with_what_its_ranks_said_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.txt").write_text("exit code 1\n")
+    told = {
+        "kind": "oom",
+        "phase": "forward",
+        "step": 0,
+        "message": "device memory limit 1 GiB exceeded: 2 GiB in forward",
+        "t": 1,
+    }
+    (tmp_path / "failure.rank3.json").write_text(json.dumps(told))
+    assert main(["triage", str(tmp_path), "--stack", "mcore"]) == 0
+    assert capsys.readouterr().out.startswith("oom.forward in forward, rank 3")
+
+
 def test_json_has_the_whole_record_and_what_was_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["triage", str(logs(tmp_path)), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)

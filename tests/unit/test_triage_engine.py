@@ -119,6 +119,13 @@ def test_stacks_of_two_ranks_between_each_other_are_kept_apart() -> None:
     assert (found.kind, found.rank) == ("oom.forward", 2)
 
 
+def test_another_ranks_stack_before_it_does_not_tell_the_phase() -> None:
+    plain = [
+        x.split("]: ", 1)[1] for x in [*stack(1, "backward_step", "_engine_run_backward"), *stack(2, "forward_step", "forward")]
+    ]
+    assert read([*plain, OOM.format(r=2).split("]: ")[1]]).kind == "oom.forward"
+
+
 def test_a_checkpoint_that_was_saved_is_no_phase_any_more() -> None:
     saving = "saving checkpoint at iteration     100 to /c in torch_dist format"
     assert read([saving, OOM.format(r=0)]).kind == "oom.checkpoint_save"
