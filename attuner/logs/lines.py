@@ -34,7 +34,7 @@ _TIMED = (
 _BEGINNING = {
     "[": (*_RANKED, *_NAMED, *_TIMED),
     "(": _NAMED,
-    " ": (),
+    " ": (re.compile(r" {1,6}(?P<rank>\d{1,6}): (?=\[rank|\[default|Traceback|\[?\d{4}-\d\d)"),),  # srun --label pads its ranks
     "": (),
     **dict.fromkeys("0123456789", (*_RANKED, *_NAMED, *_TIMED)),
 }

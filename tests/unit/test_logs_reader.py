@@ -47,6 +47,7 @@ def test_pieces_of_any_size_give_the_same_records() -> None:
         ("[rank3]: ", 3, ""),
         ("[default1]:", 1, "[default1]"),
         ("7: ", 7, ""),
+        ("  7: [rank12]: ", 12, ""),
         ("(MegatronTrainRayActor pid=38610) ", None, "MegatronTrainRayActor pid=38610"),
         ("\x1b[36m(Trainer pid=9, ip=10.0.0.2)\x1b[0m ", None, "Trainer pid=9, ip=10.0.0.2"),
         ("[pod/job-worker-0/trainer] 2026-01-01T00:00:00.5Z ", None, "job-worker-0/trainer"),
