@@ -61,7 +61,8 @@ def calibrated(name: str, number: int) -> str:
     """Run one round of baseline runs; return `quiet` or `busy`."""
     launches = plan_calibration(name, number)
     for launch_id in launches:
-        measured(name, launch_id)
+        if measured(name, launch_id) in ("failed", "invalid", "refuse"):
+            break  # a baseline that can't be measured has no campaign, and its other runs would only cost
     return calibrate(name, number) if launches else "busy"
 
 

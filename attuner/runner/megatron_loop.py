@@ -20,10 +20,13 @@ from .rank import Rank, finite
 
 
 class Loop:
-    """Megatron's loop as one rank of a launch sees it. Making it puts the wrapper in place."""
+    """Megatron's loop as one rank of a launch sees it. Making it puts the wrapper in place.
 
-    def __init__(self, rank: Rank, job: dict[str, Any]) -> None:
-        self.rank, self.job = rank, job
+    parsed: filled with the destinations of the script's parser while it reads the command line.
+    """
+
+    def __init__(self, rank: Rank, job: dict[str, Any], *, parsed: set[str]) -> None:
+        self.rank, self.job, self.parsed = rank, job, parsed
         self.kind = job["device"]["kind"]
         self.steps, self.warmup = int(job["steps"]), int(job["warmup_steps"])
         self.total = self.steps + int(job.get("profile_steps") or 0)
@@ -34,19 +37,19 @@ class Loop:
             torch.cuda.set_device(rank.local)
         self.guard = MemoryGuard(job["device"].get("mem_gib"), lambda message: rank.write_failure("oom", message), self.kind)
         self.guard.start(rank.where)
-        self.training: Any = importlib.import_module("megatron.training.training")
-        real = self.training.train_step
+        training: Any = importlib.import_module("megatron.training.training")
+        self.training, real = training, training.train_step
 
         @functools.wraps(real)
         def train_step(*args: Any, **kwargs: Any) -> Any:
             return self.step(real, args, kwargs)
 
-        self.training.train_step = train_step
+        training.train_step = train_step
 
     def step(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of Megatron's steps. args begin: forward_step, batches, model, optimizer, scheduler, config."""
         if self.done == 0:
-            self._begin(*args[2:4], args[5])
+            self._begin(args[2], args[3], args[5])
         if self.done == self.steps and self.total > self.steps:
             self._start_profile()
         self.rank.phase, self.rank.step = "step", self.done
@@ -76,7 +79,7 @@ class Loop:
                 f"train_iters: {args.train_iters} is less than the {self.total} steps of a launch; the schedule can't hold"
             )
         if self.rank.index == 0:
-            describe(self.training, self.rank.run_dir, args, model, optimizer, config)
+            describe(self.training, self.rank.run_dir, args, model, optimizer, config, parsed=frozenset(self.parsed))
         dist.barrier()
         watch = min(int(self.job.get("probe_steps", 2)), self.warmup)
         if self.job.get("probe", True) and watch:

@@ -53,6 +53,9 @@ NOT_A_SETTING = {
     *("consumed_train_samples", "skipped_train_samples", "consumed_valid_samples", "consumed_train_bins"),  # counters
     *("start_time", "iteration", "model_type", "timers"),
     *("critic_num_gpus_per_node", "critic_num_nodes"),  # copies of slime's actor_*
+    *("curr_iteration", "do_train", "do_valid", "do_test", "num_floating_point_operations_so_far"),  # a run under way
+    # functions that the loop gives to the configuration when it begins
+    *("finalize_model_grads_func", "grad_scale_func", "no_sync_func", "grad_sync_func", "param_sync_func"),
 }
 
 SET_BY_VALIDATION = {"params_dtype", "virtual_pipeline_model_parallel_size", "variable_seq_lengths"}

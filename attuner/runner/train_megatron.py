@@ -11,6 +11,7 @@ import time
 
 _T0 = time.perf_counter()
 
+import argparse  # noqa: E402
 import importlib  # noqa: E402
 import os  # noqa: E402
 import runpy  # noqa: E402
@@ -37,7 +38,7 @@ def main(run_dir: str) -> None:
         rank.seconds["imports"] = time.perf_counter() - _T0
         rank.phase = "init"
         sys.argv = [script.name, *words(job)]
-        loop = Loop(rank, job)
+        loop = Loop(rank, job, parsed=watched_parser())
         become(script)
         loop.finish()
     leave(0)
@@ -82,6 +83,19 @@ def words(job: dict[str, Any]) -> list[str]:
     known = {name: value for name, value in job["set"].items() if name in vocabulary.dests()}
     kept = vocabulary.without(own, {*job["drop"], *job["set"]})
     return [*kept, *vocabulary.words(known), *job.get("script_arguments", [])]
+
+
+def watched_parser() -> set[str]:
+    """Have the destinations of every parser that reads this process's command line collected; return the set that fills."""
+    found: set[str] = set()
+    parse = argparse.ArgumentParser.parse_known_args
+
+    def parse_known_args(parser: argparse.ArgumentParser, *args: Any, **kwargs: Any) -> Any:
+        found.update(action.dest for action in parser._actions)
+        return parse(parser, *args, **kwargs)
+
+    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[assignment]
+    return found
 
 
 def become(script: Path) -> None:

@@ -156,8 +156,14 @@ def showing(forward_step: Any, probe: Probe) -> Any:
     return shown
 
 
-def describe(training: Any, out: Path, args: Any, model: list[Any], optimizer: Any, config: Any) -> None:
-    """Write config.json: final arguments as the resolver spells them, facts, environment and versions."""
+def describe(
+    training: Any, out: Path, args: Any, model: list[Any], optimizer: Any, config: Any, *, parsed: frozenset[str] = frozenset()
+) -> None:
+    """Write config.json: final arguments as the resolver spells them, facts, environment and versions.
+
+    parsed: destinations of the parser that really read the command line; those that Megatron's own doesn't have are the
+    script's options, which go by a name of their own.
+    """
     from ..megatron_facts import derive
     from ..megatron_import import Framework
     from ..megatron_values import final_values
@@ -166,8 +172,11 @@ def describe(training: Any, out: Path, args: Any, model: list[Any], optimizer: A
     ddp = model[0].ddp_config
     framework = Framework(arguments=arguments, training=training, slime=None, versions={})
     dests = {action.dest for action in framework.parser()._actions}
+    values = final_values(args, dests, transformer=config, ddp=ddp, optimizer=optimizer.config)
+    own = parsed - dests
     told: dict[str, Any] = {
-        "arguments": final_values(args, dests, transformer=config, ddp=ddp, optimizer=optimizer.config),
+        "arguments": {name: value for name, value in values.items() if name not in own},
+        "script_arguments": {name: value for name, value in values.items() if name in own},
         "env": environment(()),
         "versions": {"megatron_core": _core_version(), "torch": torch.__version__.split("+")[0]},
     }
