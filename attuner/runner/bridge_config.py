@@ -181,7 +181,6 @@ def facts(config: Any, world: int) -> dict[str, Any]:
     length = getattr(config.dataset, "seq_length", None) or model.seq_length
     scheduler = config.scheduler
     loads = config.checkpoint.load or config.checkpoint.pretrained_checkpoint
-    masks = type(config.dataset).__name__ in ("GPTDatasetConfig", "MockGPTDatasetConfig")
     found = {
         "world_size": world,
         "data_parallel_size": dp,
@@ -194,7 +193,9 @@ def facts(config: Any, world: int) -> dict[str, Any]:
         "seed": config.rng.seed,
         "params_dtype": _scalar(model.params_dtype),
         "train_steps": train.train_iters,
-        "loss_masks": "even" if masks else "unknown",
+        "loss_masks": _masks(config.dataset),
+        "padded_vocab_size": _padded(model, tp),
+        "layers_per_stage": _layers(model, pp),
         "initial_weights": "checkpoint" if loads else "random",
         "gradient_accumulation_dtype": "float32" if config.ddp.grad_reduce_in_fp32 else _scalar(model.params_dtype),
         "validator": "bridge",
@@ -202,6 +203,37 @@ def facts(config: Any, world: int) -> dict[str, Any]:
     for name in ("lr_decay_steps", "lr_warmup_steps", "wd_incr_steps", "wsd_decay_steps"):
         found[name] = getattr(scheduler, name, None)
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _masks(dataset: Any) -> str:
+    """Say whether every row has the same number of loss tokens: even, uneven or unknown."""
+    kind = type(dataset).__name__
+    if "SFT" in kind or getattr(dataset, "eod_mask_loss", False):
+        return "uneven"
+    return "even" if kind in ("GPTDatasetConfig", "MockGPTDatasetConfig") else "unknown"
+
+
+def _padded(model: Any, tp: int) -> Any:
+    """Return the rows of the embedding. Source: models/gpt_provider.py (should_pad_vocab), utils/vocab_utils.py."""
+    size = getattr(model, "vocab_size", None)
+    if not size or not getattr(model, "should_pad_vocab", False):
+        return size
+    multiple = model.make_vocab_size_divisible_by * tp
+    return -(-size // multiple) * multiple
+
+
+def _layers(model: Any, pp: int) -> Any:
+    """Return the layers of every chunk, stage by stage, or in words what they depend on.
+
+    Source: megatron/core/transformer/transformer_block.py:get_num_layers_to_build.
+    """
+    if getattr(model, "pipeline_model_parallel_layout", None) or getattr(model, "account_for_embedding_in_pipeline_split", False):
+        return "the layout's"
+    first, last = (getattr(model, f"num_layers_in_{end}_pipeline_stage", None) or 0 for end in ("first", "last"))
+    chunks, between = model.virtual_pipeline_model_parallel_size or 1, pp - bool(first) - bool(last)
+    middle = (model.num_layers - first - last) // between if between > 0 else 0
+    stages = [*([first] if first else []), *[middle] * between, *([last] if last else [])]
+    return [stage // chunks for stage in stages for _ in range(chunks)]
 
 
 def resolve(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -61,6 +61,25 @@ def test_a_dump_gives_final_values_environment_and_facts() -> None:
     assert found.facts["unresolved"] == []
 
 
+def test_a_tensor_size_that_pads_the_vocabulary_otherwise_is_another_model() -> None:
+    padding: dict[str, Value] = {"model.should_pad_vocab": True, "model.vocab_size": 200064}
+    sizes = {tp: resolve({**padding, "model.tensor_model_parallel_size": tp}).facts["padded_vocab_size"] for tp in (1, 2, 4, 8)}
+    assert sizes == {1: 200064, 2: 200192, 4: 200192, 8: 200704}
+
+
+def test_the_layers_of_every_chunk_are_a_fact() -> None:
+    assert resolve({"model.pipeline_model_parallel_size": 2}).facts["layers_per_stage"] == [16, 16]
+    virtual: dict[str, Value] = {"model.pipeline_model_parallel_size": 2, "model.virtual_pipeline_model_parallel_size": 4}
+    assert resolve(virtual).facts["layers_per_stage"] == [4] * 8
+    uneven: dict[str, Value] = {"model.pipeline_model_parallel_size": 4, "model.num_layers_in_first_pipeline_stage": 5}
+    assert resolve({**uneven, "model.num_layers": 32}).facts["layers_per_stage"] == [5, 9, 9, 9]
+
+
+def test_masked_documents_make_loss_masks_uneven() -> None:
+    assert resolve().facts["loss_masks"] == "even"
+    assert resolve({"dataset.eod_mask_loss": True}).facts["loss_masks"] == "uneven"
+
+
 def test_mixed_precision_overwrites_what_it_names() -> None:
     assert changes({"ddp.grad_reduce_in_fp32": False}) == {}
     assert set(changes({"mixed_precision.grad_reduce_in_fp32": False})) == {

@@ -116,7 +116,6 @@ def facts_of(arguments: dict[str, Value], world: int) -> dict[str, Value]:
         divide("seq_length", length, "2·cp", (2, cp))
     steps = _count(arguments, "train.train_iters", 0)
     decay = _count(arguments, "scheduler.max_steps", 0) or _count(arguments, "scheduler.lr_decay_iters", 0) or steps
-    mocks = str(arguments.get("dataset._target_", "")).endswith(("GPTDatasetConfig",))
     found: dict[str, Value] = {
         "world_size": world,
         "data_parallel_size": dp,
@@ -130,7 +129,9 @@ def facts_of(arguments: dict[str, Value], world: int) -> dict[str, Value]:
         "params_dtype": _dtype(arguments.get("model.params_dtype")),
         "train_steps": steps or None,
         "lr_decay_steps": decay * rows or None,
-        "loss_masks": "even" if mocks else "unknown",
+        "loss_masks": _masks(arguments),
+        "padded_vocab_size": _padded(arguments, tp),
+        "layers_per_stage": _layers(arguments, pp),
         "initial_weights": _weights(arguments),
         "gradient_accumulation_dtype": "float32" if arguments.get("ddp.grad_reduce_in_fp32") else "the parameters'",
         "validator": "dump",
@@ -139,6 +140,40 @@ def facts_of(arguments: dict[str, Value], world: int) -> dict[str, Value]:
 
 
 _UNEVEN = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "account_for_embedding_in_pipeline_split")
+
+
+def _masks(arguments: dict[str, Value]) -> str:
+    """Say whether every row has the same number of loss tokens: even, uneven or unknown."""
+    kind = str(arguments.get("dataset._target_", "")).rpartition(".")[2]
+    if "SFT" in kind or arguments.get("dataset.eod_mask_loss"):
+        return "uneven"
+    return "even" if kind in ("GPTDatasetConfig", "MockGPTDatasetConfig") else "unknown"
+
+
+def _padded(arguments: dict[str, Value], tp: int) -> Value:
+    """Return the rows of the embedding. Source: models/gpt_provider.py (should_pad_vocab), utils/vocab_utils.py."""
+    size = _count(arguments, "model.vocab_size", 0)
+    if not size or not arguments.get("model.should_pad_vocab"):
+        return size or None
+    multiple = _count(arguments, "model.make_vocab_size_divisible_by") * tp
+    return -(-size // multiple) * multiple
+
+
+def _layers(arguments: dict[str, Value], pp: int) -> Value:
+    """Return the layers of every chunk, stage by stage, or in words what they depend on.
+
+    Source: megatron/core/transformer/transformer_block.py:get_num_layers_to_build.
+    """
+    if any(
+        arguments.get(f"model.{name}") for name in ("pipeline_model_parallel_layout", "account_for_embedding_in_pipeline_split")
+    ):
+        return "the layout's"
+    layers, chunks = _count(arguments, "model.num_layers", 0), _count(arguments, "model.virtual_pipeline_model_parallel_size")
+    first, last = (_count(arguments, f"model.num_layers_in_{end}_pipeline_stage", 0) for end in ("first", "last"))
+    between = pp - bool(first) - bool(last)
+    middle = (layers - first - last) // between if between > 0 else 0
+    stages = [*([first] if first else []), *[middle] * between, *([last] if last else [])]
+    return [stage // chunks for stage in stages for _ in range(chunks)] if layers else None
 
 
 def _weights(arguments: dict[str, Value]) -> str:
