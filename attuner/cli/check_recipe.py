@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from attuner.core.base import Value
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
+from attuner.importing.defaults import same_as_text
 from attuner.policy.register import carried_defects
 from attuner.settings import Settings, load_settings
 
-_ENUM = re.compile(r"^(torch|[A-Z]\w+)\.(?=\w+$)")
 LONG = 8
 """Values of a list that is shown in full."""
 NO_MACHINE = "no estimate: a recipe alone names no machine; add --cluster clusters/b200.yaml"
@@ -113,24 +112,6 @@ def differing(recipe: Recipe, final: EffectiveConfig, defaults: dict[str, str]) 
     if not defaults:
         given = {n: v for n, v in final.arguments.items() if n in recipe.arguments}
     return given, derived
-
-
-def same_as_text(value: Value, default: str) -> bool:
-    """Tell whether a final value is the default that a parser prints."""
-    text = str(value)
-    if text == default or isinstance(value, bool) or default in ("True", "False"):
-        return text == default
-    if _number(text) and _number(default):
-        return float(text) == float(default)
-    return _ENUM.sub("", text) == _ENUM.sub("", default)
-
-
-def _number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _listed(values: dict[str, Value]) -> str:

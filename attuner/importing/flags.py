@@ -39,16 +39,18 @@ class Vocabulary:
     ignores: bool = False
     apart: tuple[str, ...] = ()
     names: frozenset[str] = field(default=frozenset())
+    defaults: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_catalogue(cls, entries: Iterable[dict[str, Any]], said: str, **more: Any) -> Vocabulary:
         """Return the options of a checkout's own parser: entries with name, options, default, takes."""
-        options = {}
+        options, defaults = {}, {}
         for entry in entries:
+            defaults[entry["name"]] = str(entry["default"])
             for option in entry["options"]:
                 leaves = _leaves(option, entry["name"], str(entry["default"]), len(entry["options"]))
                 options[option] = Option(entry["name"], entry["takes"], leaves)
-        return cls(options, said, names=frozenset(o.name for o in options.values()), **more)
+        return cls(options, said, names=frozenset(o.name for o in options.values()), defaults=defaults, **more)
 
     @classmethod
     def of_list(cls, flags: dict[str, list[str]], said: str, **more: Any) -> Vocabulary:

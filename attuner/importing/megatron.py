@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from attuner.core.base import Scalar, Value
 from attuner.core.errors import UserError
+from attuner.importing.defaults import same_as_text
 from attuner.importing.files import Source
 from attuner.importing.flags import Vocabulary, read_flags
 from attuner.importing.model import Imported, Notes, plain
@@ -27,8 +29,17 @@ NOT_GIVEN = {
     *("virtual_pipeline_model_parallel_size", "yaml_cfg", "all_ranks_same_node"),
 }
 """What a dump holds beside options: set by Megatron itself."""
+FOLLOWS = {
+    "encoder_num_layers": "num_layers",
+    "encoder_seq_length": "seq_length",
+    "start_weight_decay": "weight_decay",
+    "end_weight_decay": "weight_decay",
+}
+"""Final values that validate_args copies from others, and refuses beside them. Source: core_v0.16.1, training/arguments.py."""
+DTYPES = {"torch.float32": "fp32", "torch.float16": "fp16", "torch.bfloat16": "bf16", "torch.uint8": "fp8"}
 RENAMED = {"num_moe_experts": "num_experts", "num_layers_in_first_pipeline_stage": "decoder_first_pipeline_num_layers"}
-_LIST = re.compile(r"\[([^\[\]{}]*)\]")
+LIST_CHARS = 20_000
+"""Longest printed list that is read."""
 
 
 def from_dump(source: Source, vocabulary: Mapping[str, Vocabulary]) -> Imported:
@@ -56,7 +67,12 @@ def from_dump(source: Source, vocabulary: Mapping[str, Vocabulary]) -> Imported:
             continue
         if value is False and name not in words.names:
             continue
+        if name in words.defaults and same_as_text(value, words.defaults[name]):
+            continue
         arguments[name] = value
+    for name, source_name in FOLLOWS.items():
+        if printed.get(source_name) == printed.get(name):
+            arguments.pop(name, None)
     if own:
         notes.add("left_out", f"no options, Megatron's own or another entry's: {', '.join(sorted(own)[:40])}")
     notes.add("note", "a dump holds final values, defaults and what Megatron derived among them: None may also be the text None")
@@ -72,19 +88,23 @@ def _printed(text: str, name: str) -> Value:
         return None
     if text in ("True", "False"):
         return text == "True"
+    if text in DTYPES:
+        return DTYPES[text]
     if re.fullmatch(r"(AttnBackend|AttnMaskType|CudaGraphScope|\w+Type|\w+Backend)\.\w+", text):
         return text.rsplit(".", 1)[-1]
-    inside = _LIST.fullmatch(text)
-    if inside:
-        return [_word(p.strip(), name) for p in inside[1].split(",") if p.strip()]
-    return plain(text, name)
+    listed = _listed(text) if text.startswith("[") and len(text) < LIST_CHARS else None
+    return listed if listed is not None else plain(text, name)
 
 
-def _word(text: str, name: str) -> Scalar:
-    if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
-        return text[1:-1]
-    found = plain(text, name)
-    return text if isinstance(found, list) else found
+def _listed(text: str) -> list[Scalar] | None:
+    """Return a printed list of plain values, None if it is none."""
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+    if not isinstance(found, list) or not all(v is None or isinstance(v, bool | int | float | str) for v in found):
+        return None
+    return found
 
 
 def from_test_yaml(tree: dict[str, Any], source: Source, vocabulary: Mapping[str, Vocabulary], notes: Notes) -> Imported:

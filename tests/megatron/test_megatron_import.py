@@ -10,9 +10,11 @@ import pytest
 from attuner.cli.imports import Vocabularies
 from attuner.cli.main import main
 from attuner.config import load_recipe_file
+from attuner.core.recipe import Recipe, differences
 from attuner.importing.reading import read_source
 from attuner.settings import load_settings
-from tests.megatron.megatron_bench import ROOT, SLIME, SOURCE, needs_checkout, needs_slime
+from attuner.stacks.megatron.stack import MegatronStack
+from tests.megatron.megatron_bench import ROOT, SLIME, SOURCE, frame, needs_checkout, needs_slime
 
 MOE = """export CUDA_DEVICE_MAX_CONNECTIONS=1
 MODEL=(--num-layers 8 --hidden-size 256 --num-attention-heads 8 --seq-length 256 --max-position-embeddings 256 --num-experts 8
@@ -70,6 +72,26 @@ def test_a_layout_that_cannot_be_resolved_is_refused_with_megatrons_formula(
     assert attuner("import", script, "-o", out, "--source", SOURCE) == 0
     assert attuner("check", out, "--source", SOURCE, "--gpus", "12") == 4
     assert "on 12 devices" in capsys.readouterr().err
+
+
+def test_the_dump_of_a_run_resolves_to_what_the_run_had(script: Path, tmp_path: Path) -> None:
+    words = Vocabularies(load_settings(project=str(ROOT)), source=SOURCE)
+    first = read_source(script, words)
+    stack = MegatronStack()
+    try:
+        recipe = Recipe(stack="megatron", arguments=first.arguments, env=first.env)
+        final = stack.resolve(recipe, frame(recipe, 16))
+        rule = "-" * 24
+        shown = {n: f"torch.{v}" if v == "float32" else v for n, v in final.arguments.items() if "." not in n}
+        body = "".join(f"  {n} {'.' * max(1, 48 - len(n))} {v}\n" for n, v in sorted(shown.items()))
+        log = tmp_path / "train.log"
+        log.write_text(f"{rule} arguments {rule}\n{body}{rule} end of arguments {rule}\n")
+        found = read_source(log, words)
+        again = Recipe(stack="megatron", arguments=found.arguments, env=first.env)
+        assert differences(final, stack.resolve(again, frame(again, 16))) == []
+    finally:
+        stack.close()
+    assert len(found.arguments) < 80
 
 
 @needs_slime

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from attuner.cli.check_recipe import same_as_text
 from attuner.cli.main import main
 from attuner.config import load_recipe, load_recipe_file
 from attuner.core.base import Value
+from attuner.importing.defaults import same_as_text
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """#!/bin/bash

@@ -141,6 +141,25 @@ def test_of_a_dump_only_options_of_the_checkout_are_carried(tmp_path: Path) -> N
     assert any("tensor_model_parallel_size" in t for t in found.of("left_out"))
 
 
+def test_of_a_dump_defaults_and_what_follows_from_others_are_left_out(tmp_path: Path) -> None:
+    lines = {
+        **{"num_layers": "92", "encoder_num_layers": "92", "hidden_size": "None", "rollout_batch_size": "7"},
+        **{"add_bias_linear": "True", "overlap_grad_reduce": "True", "data_path": "['a, b', '{x}', 0.5]"},
+    }
+    body = "".join(f"  {n} {'.' * (48 - len(n))} {v}\n" for n, v in lines.items())
+    found = imported(
+        tmp_path, f"{RULE} arguments {RULE}\n{body}{RULE} end of arguments {RULE}\n", "t.log", words={"megatron": WHOLE}
+    )
+    expected = {"num_layers": 92, "overlap_grad_reduce": True, "data_path": ["a, b", "{x}", 0.5], "rollout_batch_size": 7}
+    assert found.arguments == expected
+
+
+def test_a_printed_type_is_the_option_that_asks_for_it(tmp_path: Path) -> None:
+    line = f"  exp_avg_dtype {'.' * 35} torch.bfloat16\n"
+    found = imported(tmp_path, f"{RULE} arguments {RULE}\n{line}{RULE} end of arguments {RULE}\n", "t.log")
+    assert found.arguments == {"exp_avg_dtype": "bf16"}
+
+
 def test_megatrons_test_recipes_are_flags(tmp_path: Path) -> None:
     found = imported(tmp_path, TEST_YAML, "model_config.yaml")
     assert (found.stack, found.format) == ("megatron", "megatron-yaml")
