@@ -30,7 +30,7 @@ from attuner.launchers.kuberay.preflight import Preflight
 from attuner.launchers.kuberay.reasons import Reason, assess
 from attuner.launchers.kuberay.verdict import Verdict, judge, words
 from attuner.launchers.kuberay.watch import View, Watcher
-from attuner.launchers.ray_jobs import GONE_S, job_document
+from attuner.launchers.ray_jobs import GONE_S, LAG_S, job_document
 from attuner.launchers.run_folder import Stamps, read_stamps, write_job
 from attuner.launchers.storage import RunStorage, open_store
 from attuner.ports import JobSpec, JobState, RunFiles, Stamp
@@ -40,8 +40,9 @@ AWAY_S = 60.0
 """The server may be away this long before contact counts as lost."""
 RELEASE_S = 180.0
 """Pods that hold devices this long after the attempt's end are no longer waited for in one go."""
+OVER = ("SUCCEEDED", "FAILED", "STOPPED")
 EVENTS_S = 5.0
-LIST_S = 0.5
+LIST_S, JOB_S = 0.5, 2.0
 FIRST_LISTS_S = 15.0
 
 
@@ -54,6 +55,7 @@ class KubeRay:
         runner: folder of the runner's sources.
         storage_mount: where this machine sees the cluster's `storage`, if elsewhere.
         away_s: see AWAY_S.
+        lag_s: see LAG_S.
         api: instead of one made from the cluster file.
     """
 
@@ -65,19 +67,21 @@ class KubeRay:
         runner: Path,
         storage_mount: str = "",
         away_s: float = AWAY_S,
+        lag_s: float = LAG_S,
         api: KubeApi | None = None,
     ) -> None:
         self._cluster, self._runner = cluster, runner
         self._kube = manifest.kube_of(cluster)
         self._api = api or KubeApi(self._kube)
-        self._away_s = away_s
+        self._away_s, self._lag_s = away_s, lag_s
         store = open_store(cluster.storage, mount=storage_mount) if cluster.storage else None
         self._storage = RunStorage(store, folder, scratch=cluster.scratch) if store else None
         self._watchers: dict[str, Watcher] = {}
         self._preflight = Preflight(self._api, cluster)
-        self._events: dict[str, tuple[float, list[dict[str, Any]]]] = {}
-        self._deleted: dict[str, float] = {}
-        self._listed: dict[str, float] = {}
+        self._events: dict[str, list[dict[str, Any]]] = {}
+        self._doubts: dict[str, float] = {}
+        self._ending: dict[str, float] = {}
+        self._asked: dict[tuple[str, str], float] = {}
         self._beats: dict[str, tuple[float | None, float]] = {}
 
     # ------------------------------------------------------------------------------------------ submission
@@ -190,17 +194,34 @@ class KubeRay:
         if view.job is None:
             view.job = self._get(attempt)  # the watch may be a moment behind a create; only an answer of 404 proves absence
         if not watcher.log.ended:
-            stamp = self._stamps(attempt).stamp()
-            reason = self._reason(attempt, view, stamp)
-            verdict = judge(view.job, reason, stamp, now=time.time(), queue_timeout_s=self._kube.queue_timeout_s)
+            verdict, going = self._judged(attempt, watcher, view)
             if verdict is None:
-                phase = words(view.job or {}, stamp)
-                return JobState(phase=phase, detail=reason.line if reason and phase != "running" else "")
-            if verdict.phase == "failed" and reason is not None and reason.kind == "container":
-                verdict = verdict.model_copy(update={"detail": self._with_log(verdict.detail, view)})
+                return going
             self._forbid(attempt)
             watcher.log.end(time.time(), verdict.data())
         return self._released(attempt, watcher, view)
+
+    def _judged(self, attempt: Attempt, watcher: Watcher, view: View) -> tuple[Verdict | None, JobState]:
+        """Return how the attempt ended, if it did, and the state of one that goes on."""
+        verdict, reason, stamp = self._judge(attempt, view)
+        if verdict is not None and not stamp.outcome:
+            # nobody has heard the driver's last word, and what was heard of Kubernetes may be late: ask anew
+            view.job = self._get(attempt)
+            verdict, reason, stamp = self._judge(attempt, view, final=True)
+            status = (view.job or {}).get("status") or watcher.log.job
+            since = self._doubts.setdefault(attempt.submission_id, time.monotonic())
+            late = status.get("jobStatus") in OVER and time.monotonic() - since < self._lag_s
+            if verdict is not None and not stamp.outcome and late:
+                return None, JobState(phase="ending", detail="its last stamps are not here yet")
+        if verdict is not None and verdict.phase == "failed" and reason is not None and reason.kind == "container":
+            verdict = verdict.model_copy(update={"detail": self._with_log(verdict.detail, view)})
+        phase = words(view.job or {}, stamp)
+        return verdict, JobState(phase=phase, detail=reason.line if reason and phase != "running" else "")
+
+    def _judge(self, attempt: Attempt, view: View, *, final: bool = False) -> tuple[Verdict | None, Reason | None, Stamp]:
+        stamp = self._stamps(attempt, final=final).stamp()
+        reason = self._reason(attempt, view, stamp)
+        return judge(view.job, reason, stamp, now=time.time(), queue_timeout_s=self._kube.queue_timeout_s), reason, stamp
 
     def _reason(self, attempt: Attempt, view: View, stamp: Stamp) -> Reason | None:
         """Return what stands in the way; events are asked for while it does not run."""
@@ -223,8 +244,8 @@ class KubeRay:
         return now - known[1]
 
     def _told(self, attempt: Attempt) -> list[dict[str, Any]]:
-        at, events = self._events.get(attempt.submission_id, (float("-inf"), []))
-        if time.monotonic() - at < EVENTS_S:
+        events = self._events.get(attempt.submission_id, [])
+        if not self._due(attempt, "events", EVENTS_S):
             return events
         method = self._api.core().list_namespaced_event
         try:
@@ -234,7 +255,7 @@ class KubeRay:
         if answer.status == 403:
             self._preflight.say("events may not be listed here; why a job does not start may stay unknown")
         events = list(answer.body.get("items", []))
-        self._events[attempt.submission_id] = (time.monotonic(), events)
+        self._events[attempt.submission_id] = events
         return events
 
     def _with_log(self, detail: str, view: View) -> str:
@@ -260,18 +281,20 @@ class KubeRay:
         Raises:
             Transient: pods go on holding devices; calling again waits on.
         """
+        if view.job is not None and self._due(attempt, "job", JOB_S):
+            view.job = self._get(attempt)  # a watch may have fallen silent
         self._delete(attempt, view)
         verdict = _verdict(watcher.log)
         listed = view.job is None and self._list_pods(attempt, watcher)
         held = [p for p in watcher.log.all() if p.gpus and p.end() is None]
-        waited = time.time() - float(watcher.log.ended["at"])
+        waited = time.monotonic() - self._ending.setdefault(attempt.submission_id, time.monotonic())
         if listed and not held:
             stamp = self._stamp(attempt, watcher.log, final=True)
             detail = "; ".join(dict.fromkeys(x for x in (verdict.detail, stamp.detail, *stamp.warnings) if x))
             watcher.log.close(time.time(), detail)
             self._watchers.pop(attempt.submission_id).close()
             return JobState(phase=verdict.phase, detail=detail, gone=verdict.lost)
-        if waited > RELEASE_S:
+        if waited > RELEASE_S and (held or view.job is not None):
             what = f"{len(held)} pods still hold devices" if held else "its RayJob is still there"
             why = verdict.detail or verdict.phase
             raise Transient(
@@ -281,25 +304,30 @@ class KubeRay:
 
     def _list_pods(self, attempt: Attempt, watcher: Watcher) -> bool:
         """Ask for the pods once more before the charge is closed, whatever the watch has told; not more often than need be."""
-        name, now = attempt.submission_id, time.monotonic()
-        if now - self._listed.get(name, float("-inf")) < LIST_S:
+        if not self._due(attempt, "list", LIST_S):
             return False
-        chosen = f"{manifest.ATTEMPT}={name}"
+        chosen = f"{manifest.ATTEMPT}={attempt.submission_id}"
         answer = self._api.call(LIST_PODS, self._api.core().list_namespaced_pod, self._kube.namespace, label_selector=chosen)
-        watcher.listed(answer.body.get("items", []))
-        self._listed[name] = now
+        watcher.listed(answer.body)
+        return True
+
+    def _due(self, attempt: Attempt, what: str, every_s: float) -> bool:
+        """Tell whether it is time to ask something of the server again."""
+        key, now = (attempt.submission_id, what), time.monotonic()
+        if now - self._asked.get(key, float("-inf")) < every_s:
+            return False
+        self._asked[key] = now
         return True
 
     def _delete(self, attempt: Attempt, view: View) -> None:
         """Ask for the RayJob's deletion, again now and then; its cluster, pods and ConfigMap go with it."""
         if view.job is None or view.job["metadata"].get("deletionTimestamp"):
             return
-        name = attempt.submission_id
-        if time.monotonic() - self._deleted.get(name, float("-inf")) < EVENTS_S:
+        if not self._due(attempt, "delete", EVENTS_S):
             return
+        name = attempt.submission_id
         method = self._api.custom().delete_namespaced_custom_object
         self._api.call(DELETE_JOB, method, **self._api.rayjobs(), name=name, propagation_policy="Background", ok=(404, 409))
-        self._deleted[name] = time.monotonic()
 
     def cancel(self, attempt: Attempt) -> None:
         """Delete the RayJob and wait until its devices are free; harmless if it has ended or is gone."""

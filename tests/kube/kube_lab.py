@@ -94,6 +94,8 @@ class Driver:
         self.go.set()
         self.running = threading.Event()
         self.begun = 0
+        self.late_s = 0.0
+        """How long its last stamps take to be seen."""
 
     def __call__(self, entrypoint: str, stop: Order) -> int:
         """Do what `python -m attuner_runner.once RUN_DIR JOB` would."""
@@ -113,7 +115,10 @@ class Driver:
         if not self.outcome:
             return 137
         files.write_json(run_dir / files.DONE, {})
-        self._release(run_dir, self.outcome)
+        if self.late_s:
+            threading.Timer(self.late_s, self._release, (run_dir, self.outcome)).start()
+        else:
+            self._release(run_dir, self.outcome)
         return 0 if self.outcome == "ok" else 1
 
     @staticmethod
@@ -161,7 +166,7 @@ class Kube:
         found = cluster or self.cluster(**more)
         assert found.kube is not None
         api = KubeApi(found.kube, patience_s=patience_s)
-        made = KubeRay(found, self.folder, runner=ROOT / "attuner" / "runner", away_s=away_s, api=api)
+        made = KubeRay(found, self.folder, runner=ROOT / "attuner" / "runner", away_s=away_s, lag_s=0.5, api=api)
         self.launchers.append(made)
         return made
 

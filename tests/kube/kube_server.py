@@ -49,6 +49,8 @@ class KubeServer:
         """How many requests are answered 503 next."""
         self.stalled = False
         """Watches are open and say nothing."""
+        self.silent = ""
+        """Watches of this resource alone say nothing."""
         self.logs: dict[str, str] = {}
         """What `pods/log` says, by pod."""
         self.generation = 0
@@ -232,7 +234,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         end = time.monotonic() + float(query.get("timeoutSeconds", 60))
         while time.monotonic() < end and generation == self.kube.generation:
-            if self.kube.stalled:
+            if self.kube.stalled or resource == self.kube.silent:
                 time.sleep(0.02)
                 continue
             with store.changed:

@@ -363,3 +363,22 @@ def test_folder_is_where_the_step_says(bench: Bench) -> None:
     folder = Path(bench.lab.history().attempts("l01")[0].folder)
     assert (folder / "kube.jsonl").exists()
     assert trial.attempt == 1
+
+
+def test_stamps_that_come_late_are_waited_for(bench: Bench, driver: Driver) -> None:
+    """The storage shows them a moment after Kubernetes says that the job succeeded, and its pods are gone by then."""
+    driver.late_s = 0.3
+    trial = bench.run()
+    bench.check(trial, status="ok", created=[A1], begun=1, driver=driver)
+
+
+def test_a_head_that_goes_after_the_end_is_no_loss(bench: Bench, driver: Driver) -> None:
+    """The watch of RayJobs is behind, the one of pods is not: the RayJob itself is asked before anything is concluded."""
+    slow(driver)
+    driver.late_s = 0.3
+
+    def silence() -> None:
+        bench.kube.server.silent = "rayjobs"
+
+    trial = bench.run(bench.kit(once("running", silence)))
+    bench.check(trial, status="ok", created=[A1], begun=1, driver=driver)

@@ -230,9 +230,13 @@ class Watcher:
             status = found.get("status") or {}
             self.log.see_job({k: status[k] for k in KEPT if status.get(k) not in (None, "")}, self._now())
 
-    def listed(self, items: list[dict[str, Any]]) -> None:
+    def listed(self, body: dict[str, Any]) -> None:
         """Take in a fresh list of the pods: what a watch has not told of yet, and what it has missed."""
-        self._pods_listed(items)
+        items, version = list(body.get("items", [])), _version(body)
+        with self._lock:  # a pod that is younger than the list is not missing from it
+            younger = [p for p in self._pods.values() if "gone" not in p and _version(p) > version]
+        uids = {x["metadata"]["uid"] for x in items}
+        self._pods_listed([*items, *(p for p in younger if p["metadata"]["uid"] not in uids)])
 
     def _pods_listed(self, items: list[dict[str, Any]]) -> None:
         with self._lock:
@@ -286,6 +290,12 @@ class Watcher:
             feed.stop()
         for feed in self._feeds():
             feed.join(timeout=2.0)
+
+
+def _version(found: dict[str, Any]) -> int:
+    """Return a resourceVersion as the growing number that it is in every API server there is; 0 if it is none."""
+    version = str(found.get("metadata", {}).get("resourceVersion", ""))
+    return int(version) if version.isdigit() else 0
 
 
 def _remembered(pod: Any) -> dict[str, Any]:
