@@ -12,7 +12,6 @@ import contextlib
 import logging
 import os
 import secrets
-import signal
 import sys
 import time
 from pathlib import Path
@@ -21,19 +20,16 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, remove_placement_group
 
-from . import files, node_check, placement
+from . import files, node_check, placement, stopping
 from .heart import Heart
 from .nodes import SILENT_S, AnyNode, Local, NodeLost, Remote, end_all, gather
+from .stopping import Stopped
 from .storage import Storage, StorageError
 from .watching import Mirror, cause, watch
 
 FREE_AGAIN_S = 60.0
 SEEN = ".seen"
 EXIT = {"ok": 0, "oom": 77, "hang": 78, "time_limit": 79, "stopped": 80, "never_allocated": 81, "node_lost": 83}
-
-
-class Stopped(Exception):
-    """The job was asked to stop."""
 
 
 class Attempt:
@@ -213,7 +209,7 @@ def execute(attempt: Attempt) -> str:
     """Run one attempt from reservation to release; return its outcome."""
     try:
         attempt.reserve()
-    except (placement.NoRoom, StorageError, Stopped) as error:
+    except (placement.NoRoom, StorageError, Stopped, KeyboardInterrupt) as error:
         detail = str(error) or "asked to stop"
         sys.stderr.write(f"attuner: {detail}\n")  # the last lines of a job are told by Ray where storage can't
         attempt.finish("never_allocated", "", detail)
@@ -222,7 +218,7 @@ def execute(attempt: Attempt) -> str:
     try:
         alone = attempt.job.get("devices_by") == "job"
         outcome, phase, detail = attempt.run_alone() if alone else attempt.run()
-    except Stopped:
+    except (Stopped, KeyboardInterrupt):
         outcome, phase, detail = "stopped", "", "asked to stop"
     except NodeLost as error:
         attempt.lost = error.node_id
@@ -232,6 +228,8 @@ def execute(attempt: Attempt) -> str:
     except StorageError as error:
         outcome, phase, detail = "crash", "storage", str(error)
     finally:
+        if stopping.asked() and outcome != "ok":  # whatever else the order to stop looked like on its way
+            outcome, phase, detail = "stopped", "", "asked to stop"
         attempt.finish(outcome, phase, detail)
     return outcome
 
@@ -243,14 +241,11 @@ def main(run_dir: Path, document: Path | None = None) -> int:
         files.write_json(run_dir / files.JOB, files.read_json(document))
     job = files.read_json(run_dir / files.JOB)
 
-    def asked(_signum: int, _frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # once: the way out must not be cut short
-        raise Stopped
-
-    signal.signal(signal.SIGTERM, asked)
+    stopping.listen()
     try:
         attempt = Attempt(job, run_dir)
         ray.init(log_to_driver=False, logging_level=logging.ERROR)
+        stopping.listen()  # again: Ray's start puts a handler of its own in place of ours, which ends the process on the spot
     except (Stopped, StorageError) as error:
         detail = str(error) or "asked to stop"
         sys.stderr.write(f"attuner: {detail}\n")

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import files
+from . import files, stopping
 from .nodes import AnyNode, NodeLost, gather
 
 PROBE_S = 120.0
@@ -156,6 +156,7 @@ def _probe(job: dict[str, Any], run_dir: Path, nodes: list[AnyNode], counts: lis
     deadline = time.monotonic() + PROBE_S
     try:
         while True:
+            stopping.check()
             codes = [node.poll(False) for node in nodes]
             if any(codes):
                 return f"exit codes {codes}"

@@ -258,4 +258,7 @@ def dead(ids: list[str]) -> list[str]:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:200]
+    """Return Ray's words without its ids of actor, process and namespace."""
+    text = " ".join(str(error).split())
+    first, _, rest = text.partition(" class_name:")
+    return f"{first} {rest[rest.find('The actor') :] if 'The actor' in rest else ''}".strip()[:200]

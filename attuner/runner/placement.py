@@ -11,6 +11,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from . import stopping
+
 NODE_ID = "ray.io/node-id"
 PREFER_S = 20.0
 """How long a run waits for the nodes it would like best before it takes any."""
@@ -131,6 +133,7 @@ def _wait(group: PlacementGroup, deadline: float, needs: list[str]) -> Placement
     """Return the group once it holds its nodes; None, and nothing held, at the deadline or when one of `needs` is dead."""
     try:
         while not group.wait(1):
+            stopping.check()
             alive = {n["NodeID"] for n in ray.nodes() if n["Alive"]}
             if time.monotonic() >= deadline or not set(needs) <= alive:
                 remove_placement_group(group)

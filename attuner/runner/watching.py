@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from . import files
+from . import files, stopping
 from .heart import FENCE_S, Heart
 from .nodes import AnyNode, NodeLost, dead
 
@@ -91,6 +91,7 @@ def watch(
     moved = time.time()
     looked, last = time.monotonic(), (0, 0, 0, 0)
     while True:
+        stopping.check()
         now = time.time()
         if mirror is not None:
             mirror.pull()
