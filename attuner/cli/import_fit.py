@@ -40,6 +40,7 @@ class Fitter:
         self._resolves = resolves
         self._adapter: Stack | None = None
         self._baseline: EffectiveConfig | None = None
+        self._before = found.gpus
         self.said: list[str] = []
         self.refused: dict[str, str] = {}
 
@@ -60,6 +61,12 @@ class Fitter:
             self.said.append("the recipe names its model and doesn't describe it: only the sizes that it states are checked")
         if not layout.batch:
             self.said.append("the recipe states no global batch: whether the devices share it evenly is not checked")
+        if not found.gpus or layout.broken(found.gpus):
+            self._before = layout.smallest() or gpus
+            where = (
+                f"asks for {found.gpus} devices, which its layout does not fit" if found.gpus else "names no number of devices"
+            )
+            self.said.append(f"the source {where}: compared with it on {self._before}, the fewest that its layout allows")
         counted = devices(found.stack, found.arguments, gpus)
         broken = layout.broken(gpus)
         for number, candidate in enumerate(layout.candidates(gpus)):
@@ -119,8 +126,10 @@ class Fitter:
         campaign = self._frame(recipe, self._gpus)
         self._adapter = self._adapter or stack_of(campaign)
         if self._baseline is None:
-            before = Recipe(stack=recipe.stack, arguments=self._found.arguments, env=self._found.env)
-            first = self._frame(before, self._found.gpus or self._gpus)
+            counted = devices(self._found.stack, self._found.arguments, self._before)
+            arguments = {**self._found.arguments, **{n: to for n, (_, to) in counted.items()}}
+            before = Recipe(stack=recipe.stack, arguments=arguments, env=self._found.env)
+            first = self._frame(before, self._before)
             try:
                 self._baseline = self._adapter.resolve(before, first)
             except Refused as error:

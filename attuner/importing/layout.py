@@ -98,6 +98,11 @@ class LayoutOf:
             return f"{gpus} devices do not divide by tp·pp·cp = {s['tp']}·{s['pp']}·{s['cp']} = {dense}"
         return self._experts(gpus, s) or self._widths(s) or self._stages(s) or self._rows(gpus // dense, s)
 
+    def smallest(self) -> int:
+        """Return the fewest devices on which the layout as it is breaks no formula, 0 if there are none below 65,536."""
+        dense = self.sizes["tp"] * self.sizes["pp"] * self.sizes["cp"]
+        return next((n for n in range(dense, 1 << 16, dense) if not self.broken(n)), 0)
+
     def _experts(self, gpus: int, s: dict[str, int]) -> str:
         experts = self.facts["experts"]
         if not experts and s["ep"] == 1:

@@ -84,6 +84,12 @@ def test_where_nothing_fits_there_is_no_candidate() -> None:
     assert first("megatron", {**DENSE, "num_layers": 31, "num_attention_heads": 31, "global_batch_size": 3}, 7) is None
 
 
+def test_the_fewest_devices_of_a_layout_are_those_that_break_nothing() -> None:
+    assert LayoutOf("megatron", GLM).smallest() == 64
+    assert LayoutOf("megatron", {**GLM, "expert_model_parallel_size": 32}).smallest() == 128
+    assert LayoutOf("megatron", {**GLM, "num_layers": 91}).smallest() == 0
+
+
 def test_stages_laid_out_by_hand_keep_their_number() -> None:
     uneven = {**GLM, "decoder_first_pipeline_num_layers": 22}
     assert all("pipeline_model_parallel_size" not in c.changes for c in LayoutOf("megatron", uneven).candidates(32))
