@@ -52,7 +52,7 @@ def is_path(name: str, value: Value) -> bool:
     leaf = name.rsplit(".", 1)[-1]
     if leaf in HUB and all(re.fullmatch(r"[\w.-]+/[\w.-]+", w) for w in words):
         return False
-    return leaf in PATHS and any("/" in w or "${" in w for w in words)
+    return leaf in PATHS and (leaf not in HUB or any("/" in w or "${" in w for w in words))
 
 
 def kept_env(env: dict[str, str], notes: Notes) -> dict[str, str]:
