@@ -164,7 +164,7 @@ def test_the_devices_of_init_containers_count_where_they_need_more(tmp_path: Pat
 def settled(stamp_: Stamp, *, gpus: int = 4) -> tuple[str, float]:
     attempt = Attempt(launch_id="l01", number=1, submission_id="c-l01-a1", folder="", submitted_at=T0)
     found = settle(RunFiles(folder="", stamp=stamp_), attempt, gpus=gpus, state=JobState(phase="succeeded"))
-    return found.how, found.gpu_hours * 3600
+    return found.how, round(found.gpu_hours * 3600, 6)
 
 
 def test_the_charge_of_a_launch_is_what_its_pods_held_not_what_its_driver_used(tmp_path: Path) -> None:
@@ -181,9 +181,18 @@ def test_pods_that_nobody_saw_are_charged_by_the_drivers_stamps(tmp_path: Path) 
     log = log_of(tmp_path, (11, pod("w", 4, ended=[50]), False))
     found = stamp_of(Stamp(allocated_at=T0 + 5, released_at=T0 + 405), log, gpus=8, now=T0 + 900)
     assert settled(found, gpus=8) == ("pods", 8 * 400)
-    assert found.detail == "pods were seen for 200 of 3200 device-seconds; charged by the driver's stamps"
+    assert found.detail == "pods were seen for 200 of 3200 device-seconds or more; charged as if all were held throughout"
     killed = stamp_of(Stamp(allocated_at=T0 + 5, last_heartbeat=T0 + 205), PodLog(tmp_path / "none"), gpus=8, now=T0 + 900)
     assert settled(killed, gpus=8) == ("pods", 8 * 200)
+
+
+def test_pods_that_nobody_saw_held_their_devices_before_the_driver_and_after_it(tmp_path: Path) -> None:
+    """The RayJob lasted from -60 to 430: an image was pulled, a cluster torn down. It is the most it can have been."""
+    log = PodLog(tmp_path)
+    log.see_job({"startTime": stamp(T0 - 60), "endTime": stamp(T0 + 430)}, T0 + 800)
+    found = stamp_of(Stamp(allocated_at=T0 + 5, released_at=T0 + 405), PodLog(tmp_path), gpus=8, now=T0 + 900)
+    assert settled(found, gpus=8) == ("pods", 8 * 490)
+    assert (found.allocated_at, found.released_at) == (T0 - 60, T0 + 430)
 
 
 def test_whole_seconds_of_kubernetes_are_no_pods_unseen(tmp_path: Path) -> None:

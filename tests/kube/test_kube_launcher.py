@@ -219,3 +219,19 @@ def test_calibration_runs_go_to_different_nodes(kube: Kube) -> None:
         end_of(launcher, where)
         used += launcher.files(where).stamp.nodes
     assert used == ["n1", "n2"]
+
+
+def test_what_a_run_leaves_in_storage_comes_back_before_it_counts_as_done(kube: Kube, driver: Driver) -> None:
+    """The pods write on a claim, this machine sees it elsewhere."""
+    claim = kube.folder / "claim"
+    claim.mkdir()
+    cluster = kube.cluster().model_copy(update={"storage": str(claim)})
+    launcher, attempt = kube.launcher(cluster=cluster), kube.attempt()
+    where = launcher.submit(attempt, job())
+    assert end_of(launcher, where).phase == "succeeded"
+    there = claim / kube.folder.name / "runs" / "l01-a1"
+    assert (there / "stamps.jsonl").read_text() == (Path(where.folder) / "stamps.jsonl").read_text()
+    assert (Path(where.folder) / "done.json").exists()
+    assert (there / "begun").exists()
+    assert json.loads((kube.folder / "ship" / "job.json").read_text())["storage"]["url"] == str(claim)
+    assert launcher.files(where).stamp.outcome == "ok"

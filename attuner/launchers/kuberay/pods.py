@@ -260,31 +260,34 @@ def account(pods: Iterable[Pod], *, now: float, bounds: list[float] | None = Non
 def stamp_of(driver: Stamp, log: PodLog, *, gpus: int, now: float) -> Stamp:
     """Return the driver's stamps with the cluster's own account of the devices.
 
-    Where the driver held devices for longer than all pods that were seen together, the rest of the pods was not seen: then the
-    driver's time counts.
+    Where the driver held devices for longer than all pods that were seen together, some pods were not seen. They held theirs
+    before the driver did and after it, so the charge is then the most it can have been: from the RayJob's start to its end.
     """
     end = driver.released_at or driver.last_heartbeat
-    finish = seconds(log.job.get("endTime"))
+    start, finish = seconds(log.job.get("startTime")), seconds(log.job.get("endTime"))
     seen = account(log.all(), now=now, bounds=[b for b in (end, finish) if b is not None])
-    own = gpus * max((end or 0.0) - driver.allocated_at, 0.0) if driver.allocated_at is not None and end is not None else 0.0
     if seen is None and driver.allocated_at is None:
         return driver
     charge, notes = (seen.gpu_seconds, list(seen.notes)) if seen else (0.0, [])
-    if own > charge + (RESOLUTION_S * gpus if seen else 0.0):
-        notes.append(f"pods were seen for {charge:.0f} of {own:.0f} device-seconds; charged by the driver's stamps")
-        charge = own
-    versions = {**driver.versions, **({"image": ",".join(seen.images)} if seen and seen.images else {})}
+    first, last = (seen.allocated_at, seen.released_at) if seen else (driver.allocated_at, driver.released_at)
+    if driver.allocated_at is not None and end is not None:
+        own = gpus * max(end - driver.allocated_at, 0.0)
+        if own > charge + (RESOLUTION_S * gpus if seen else 0.0):
+            first, last = (
+                min(t for t in (start, driver.allocated_at) if t is not None),
+                max(t for t in (finish, end) if t is not None),
+            )
+            notes.append(
+                f"pods were seen for {charge:.0f} of {own:.0f} device-seconds or more; charged as if all were held throughout"
+            )
+            charge = max(charge, gpus * max(last - first, 0.0))
     return driver.model_copy(
         update={
             "gpu_seconds": charge,
-            "allocated_at": _first(seen.allocated_at if seen else None, driver.allocated_at),
-            "released_at": seen.released_at if seen else driver.released_at,
+            "allocated_at": first,
+            "released_at": last,
             "nodes": seen.nodes if seen and seen.nodes else driver.nodes,
-            "versions": versions,
+            "versions": {**driver.versions, **({"image": ",".join(seen.images)} if seen and seen.images else {})},
             "detail": "; ".join(x for x in (driver.detail, *notes) if x),
         }
     )
-
-
-def _first(*times: float | None) -> float | None:
-    return min((t for t in times if t is not None), default=None)
