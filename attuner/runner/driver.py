@@ -83,6 +83,7 @@ class Attempt:
         counts = placement.counts(self.job)
         self._take_nodes()
         try:
+            self._share_folder()
             self._look(counts)
             commands = (
                 node_check.torchrun(self.job["module"], self.run_dir, self.nodes, counts)
@@ -110,7 +111,6 @@ class Attempt:
             Local(node_id) if node_id == here else Remote(self.group, i, node_id, silent_s)
             for i, node_id in enumerate(placement.nodes_of(self.group))
         ]
-        self._share_folder()
 
     def _share_folder(self) -> None:
         """See that every node sees the run's folder; one lone node may have its own, which is then copied. Raises Unfit."""
@@ -142,13 +142,15 @@ class Attempt:
                 self._end_nodes()
                 self.group = other
                 self._take_nodes()
+                self._share_folder()
                 report = self._report(counts)
         self.stamp("topology", **report, replaced=[])
         self.stamp("versions", versions=gather(self.nodes[:1], "versions", self.job["env"], limit_s=90.0)[0])
 
-    def _report(self, counts: list[int]) -> dict[str, Any]:
+    def _report(self, counts: list[int], *, probed: bool = True) -> dict[str, Any]:
         ids = [node.id for node in self.nodes]
-        report = node_check.look(self.job, self.run_dir, self.nodes, counts, placement.hosts_of(ids))
+        job = self.job if probed else {**self.job, "node_check": "off"}
+        report = node_check.look(job, self.run_dir, self.nodes, counts, placement.hosts_of(ids))
         models = sorted({model for row in report["nodes"] for model in row["hardware"]})
         self.stamp("nodes", hardware=models, ids=ids, hosts=[row["host"] for row in report["nodes"]])
         return report
@@ -169,12 +171,15 @@ class Attempt:
 
     def run_alone(self) -> tuple[str, str, str]:
         """Run the module once on this node, without holding devices: it takes them by itself. They were free a moment ago."""
+        self._take_nodes()
+        try:
+            self.stamp("topology", **self._report(placement.counts(self.job), probed=False), replaced=[])
+            self.stamp("versions", versions=gather(self.nodes[:1], "versions", self.job["env"], limit_s=90.0)[0])
+        finally:
+            self._end_nodes()
         self.free()
         node = Local(ray.get_runtime_context().get_node_id())
         self.nodes = [node]
-        facts = node.ask("facts")
-        self.stamp("nodes", hardware=facts["hardware"], ids=[node.id], hosts=list(placement.hosts_of([node.id]).values()))
-        self.stamp("versions", versions=node.ask("versions", self.job["env"]))
         try:
             command = [sys.executable, "-m", f"{__package__}.{self.job['module']}", str(self.run_dir)]
             node.ask("start", command, self.job["env"], str(self.run_dir / files.LOG))

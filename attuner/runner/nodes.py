@@ -21,7 +21,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from . import files, machine
 from .load import OtherLoad
-from .storage import Storage
+from .storage import Storage, StorageError
 
 STOP_GRACE_S = 3.0
 ANSWER_S = 60.0
@@ -199,6 +199,10 @@ class Remote:
             raise NodeLost(self.id, f"no answer within {limit_s:g} s") from None
         except (ray.exceptions.RayActorError, ray.exceptions.NodeDiedError) as error:
             raise NodeLost(self.id, _line(error)) from None
+        except ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, StorageError):  # Ray wraps it in a page of traceback
+                raise error.cause from None
+            raise
         self._heard = time.monotonic()
         return found
 

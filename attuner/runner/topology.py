@@ -16,7 +16,7 @@ from typing import Any
 from . import drills, files
 from .rank import die_with_parent, leave
 
-ROUNDS = 5
+ROUNDS, PRODUCT_ROUNDS = 5, 25
 SIZES = {"cuda": (8192, 20, 256 << 20), "cpu": (384, 8, 4 << 20)}
 """Side of the square matrices, products a round, bytes that are exchanged."""
 
@@ -60,7 +60,7 @@ def _matmul(torch: Any, device: Any, kind: str, slowness: float) -> float:
             torch.mm(a, a)
 
     once()
-    return round(_best(torch, kind, once) / products * 1000, 4)
+    return round(_best(torch, kind, once, rounds=PRODUCT_ROUNDS) / products * 1000, 4)
 
 
 def _allreduce(torch: Any, dist: Any, device: Any, kind: str, bytes_: int) -> float:
@@ -110,10 +110,12 @@ def pairings(nodes: int) -> list[list[tuple[int, int]]]:
     return rounds
 
 
-def _best(torch: Any, kind: str, once: Callable[[], object], *, first: Callable[[], object] | None = None) -> float:
+def _best(
+    torch: Any, kind: str, once: Callable[[], object], *, first: Callable[[], object] | None = None, rounds: int = ROUNDS
+) -> float:
     """Return the seconds of the fastest of some rounds."""
     best = float("inf")
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         if first is not None:
             first()
         if kind == "cuda":

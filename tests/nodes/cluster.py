@@ -28,6 +28,8 @@ TRIES = 8
 PATIENCE = 3
 """Limits of waiting are for a quiet machine; a busy one gets this many times more."""
 RESOURCE = "slot"
+POSSIBLE = shutil.which("unshare") is not None and os.geteuid() == 0
+"""Nodes get mounts of their own, as machines that share no disk; that needs root."""
 
 
 def free_ports(count: int) -> list[int]:
@@ -55,18 +57,17 @@ def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
 class Nodes:
     """The cluster. Nodes are numbered from 1; 0 is the head."""
 
-    def __init__(self, count: int, *, slots: int = 1) -> None:
+    def __init__(self, count: int, *, slots: int = 1, env: dict[str, str] | None = None) -> None:
         self.id = secrets.token_hex(6)
         self.temp = Path(tempfile.mkdtemp(prefix="nodes-", dir="/tmp"))
         self.token_file = self.temp / "token"
         self.token_file.write_text(secrets.token_hex(16))
         self.token_file.chmod(0o600)
         self.private = self.temp / "private"
-        """A folder of which each node has its own, if `apart`: machines that share no disk."""
+        """A folder of which each node has its own."""
         self.private.mkdir()
-        self.apart = shutil.which("unshare") is not None and os.geteuid() == 0
         self._started: list[subprocess.Popen[bytes]] = []
-        self._slots = slots
+        self._slots, self._env = slots, env or {}
         self.port, dashboard, client = free_ports(3)
         self.url = f"http://127.0.0.1:{dashboard}"
         self._start(
@@ -105,12 +106,21 @@ class Nodes:
             *(f"--dashboard-agent-listen-port={agent}", f"--dashboard-agent-grpc-port={agent_grpc}"),
             *(f"--metrics-export-port={metrics}", "--object-store-memory=100000000", "--disable-usage-stats", "--block"),
         ]
-        if number and self.apart:
-            own = 'mount -t tmpfs tmpfs "$0" && exec "$@"'
-            command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own, str(self.private), *command]
+        if number:  # what the nodes of one session would fight for on one machine: where each unpacks a job's files
+            unpacked = next((self.temp / "ray").glob("session_2*")) / "runtime_resources"
+            unpacked.mkdir(exist_ok=True)
+            own = 'mount -t tmpfs tmpfs "$0" && mount -t tmpfs tmpfs "$1" && shift && exec "$@"'
+            apart = ["unshare", "--mount", "--propagation", "private", "sh", "-c", own, str(self.private), str(unpacked)]
+            command = [*apart, *command]
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("RAY_", "ATTUNER_"))}
         env = {
-            **{**kept, MARK: f"{self.id}-{number}", "RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"},
+            **{
+                **kept,
+                **self._env,
+                MARK: f"{self.id}-{number}",
+                "RAY_USAGE_STATS_ENABLED": "0",
+                "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+            },
             **{"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_file), "RAY_raylet_start_wait_time_s": "200"},
             **{"RAY_enable_worker_prestart": "0", "RAY_prestart_worker_first_driver": "0"},  # a busy machine has better to do
         }

@@ -8,15 +8,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from nodes.cluster import Nodes, wait_for
+from contract import s3_server
+from nodes.cluster import POSSIBLE, Nodes, wait_for
 from nodes.lab import NODES, Site
+
+KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "x"}
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Iterator[Nodes]:
+def s3() -> Iterator[dict[str, str]]:
+    """Return the environment that leads boto3 to a small server; nodes have it as an image has a role."""
+    with s3_server.serving() as server:
+        yield {**KEYS, "AWS_ENDPOINT_URL_S3": server.url}
+
+
+@pytest.fixture(scope="session")
+def cluster(s3: dict[str, str]) -> Iterator[Nodes]:
+    if not POSSIBLE:
+        pytest.skip("nodes with disks of their own on one machine need unshare and root")
     nodes = None
     try:
-        nodes = Nodes(NODES)
+        nodes = Nodes(NODES, env=s3)
         yield nodes
     finally:
         if nodes is not None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import shutil
 import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from contract import s3_server
 from nodes.cluster import wait_for
 from nodes.lab import Site, walk
 from nodes.proxy import before
@@ -150,39 +148,28 @@ def test_a_run_that_gets_no_devices_in_time_is_given_up_and_costs_nothing(site: 
     "kind", ["path", pytest.param("s3", marks=pytest.mark.skipif(not BOTO3, reason="boto3 is not installed"))]
 )
 def test_a_run_on_nodes_that_do_not_see_this_machines_folder_comes_back_through_storage(
-    site: Site, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    site: Site, tmp_path: Path, kind: str, s3: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = site.home / "inputs" / "rows"
     rows.mkdir(parents=True)
     (rows / "rows.bin").write_bytes(b"r" * 1000)
-    with s3_server.serving() as s3:
-        keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "x", "AWS_ENDPOINT_URL_S3": s3.url}
-        more = {}
-        if kind == "s3":
-            for name, value in keys.items():
-                monkeypatch.setenv(name, value)
-            wrapper = tmp_path / "python-with-keys"  # an image has them by its role
-            given = " ".join(f"{k}={v}" for k, v in {**keys, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}.items())
-            wrapper.write_text(f'#!/bin/sh\nexec env {given} {site.python} "$@"\n')
-            wrapper.chmod(0o755)
-            more = {"access": {"python": str(wrapper)}}
-        place = "s3://bucket/attuner" if kind == "s3" else str(tmp_path / "storage")
-        scratch = str(site.nodes.private) if kind == "s3" else ""  # of which each node has its own
-        launcher = site.launcher(storage=place, scratch=scratch, **more)
-        attempt = site.submit(launcher, "l01", walk(1, rows=str(rows), steps=30, pace_s=0.2))
-        assert str(site.home) not in json.dumps(files.read_json(Path(attempt.folder) / files.JOB))
-        wait_for(lambda: launcher.files(attempt).stamp.last_heartbeat, 60, "the heartbeat")
-        state = site.end_of(launcher, attempt)
-        stamp = launcher.files(attempt).stamp
-        assert (state.phase, stamp.outcome) == ("succeeded", "ok"), state
-        assert len(files.read_jsonl(Path(attempt.folder) / files.STEPS)) == 30
-        assert (Path(attempt.folder) / files.LOG).exists()
-        site.made.clear()
+    if kind == "s3":
+        for name, value in s3.items():
+            monkeypatch.setenv(name, value)
+    place = "s3://bucket/attuner" if kind == "s3" else str(tmp_path / "storage")
+    scratch = str(site.nodes.private) if kind == "s3" else ""  # of which each node has its own
+    launcher = site.launcher(storage=place, scratch=scratch)
+    attempt = site.submit(launcher, "l01", walk(1, rows=str(rows), steps=30, pace_s=0.2))
+    assert str(site.home) not in json.dumps(files.read_json(Path(attempt.folder) / files.JOB))
+    wait_for(lambda: launcher.files(attempt).stamp.last_heartbeat, 60, "the heartbeat")
+    state = site.end_of(launcher, attempt)
+    stamp = launcher.files(attempt).stamp
+    assert (state.phase, stamp.outcome) == ("succeeded", "ok"), state
+    assert len(files.read_jsonl(Path(attempt.folder) / files.STEPS)) == 30
+    assert (Path(attempt.folder) / files.LOG).exists()
 
 
 def test_a_run_whose_nodes_do_not_see_its_folder_ends_before_its_ranks_and_names_the_setting(site: Site) -> None:
-    if not site.nodes.apart:
-        pytest.skip("nodes with folders of their own need unshare and root")
     site.home = site.nodes.private / site.home.name
     site.home.mkdir()
     launcher = site.launcher()

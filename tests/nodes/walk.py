@@ -1,4 +1,4 @@
-"""Walks for some steps, a line each, in place of a trainer: for tests of what is around one. Standard library only.
+"""Walks for some steps, a line each, in place of a trainer: for tests of what is around one.
 
 Job keys: steps, pace_s, by ('file', 'log'), hold (slots that it takes by a Ray actor of its own).
 """
@@ -9,8 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+from .rank import die_with_parent
+
 
 def main(run_dir: Path) -> None:
+    die_with_parent()
     job = json.loads((run_dir / "job.json").read_text())
     (run_dir / f"walked.{os.getpid()}").write_text(os.environ.get("WALK", ""))
     holder = _hold(job["hold"]) if job.get("hold") else None
