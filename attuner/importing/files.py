@@ -12,6 +12,8 @@ from attuner.importing.shell.values import ROOT, clean
 MAX_BYTES = 1 << 20
 MAX_LINE = 200_000
 MAX_FILES = 64
+MAX_PATH = 200
+"""Characters of a path that a source names."""
 LOG_BYTES = 64 << 20
 """So much of a log is searched for a dump of arguments."""
 
@@ -99,6 +101,8 @@ class Beside:
         Raises:
             UserError: it is too large, or there are too many.
         """
+        if len(path) > MAX_PATH or not path.isprintable():
+            return None
         words = [w for w in path.split("/") if w not in ("", ".")]
         tries = [path] if path.startswith(ROOT + "/") else [posixpath.join(folder, path), posixpath.join(ROOT, path)]
         if not path.startswith(ROOT + "/"):

@@ -27,6 +27,11 @@ TEXTS = re.compile(r"(name|path|dir|version|file|prefix|_id|key)$")
 """Arguments whose value stays text, even if it looks like a number."""
 
 
+def one_line(text: str) -> str:
+    """Return a text that can't break out of a line, of a comment, or of a terminal's."""
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+
+
 class Notice(Record):
     """One thing to know."""
 
@@ -74,7 +79,7 @@ class Notes:
 
     def add(self, kind: Kind, text: str) -> None:
         """Take a notice; it becomes one line."""
-        line = " ".join(text.split())
+        line = one_line(text)
         line = line if len(line) <= 400 else line[:399] + "…"
         self._seen.setdefault((kind, line), Notice(kind=kind, text=line))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from attuner.core.base import Scalar, Value
-from attuner.importing.model import MASK, Imported, Notes
+from attuner.importing.model import MASK, Imported, Notes, one_line
 from attuner.importing.shell.values import ROOT
 
 _SECRET_ENV = re.compile(r"(?i)(^|_)(api_?key|key|token|secret|password|passwd|pat|credentials?)$|^AWS_")
@@ -105,7 +105,7 @@ def without_secrets(found: Imported) -> Imported:
     masked = [n.model_copy(update={"text": mask(n.text).replace(ROOT, HERE)}) for n in found.notices]
     arguments = {n: [_rooted(x) for x in v] if isinstance(v, list) else _rooted(v) for n, v in found.arguments.items()}
     env = {n: v.replace(ROOT, HERE) for n, v in found.env.items()}
-    entry = mask(found.entry).replace(ROOT + "/", "")
+    entry = one_line(mask(found.entry).replace(ROOT + "/", ""))[:200]
     return found.model_copy(update={"notices": masked, "entry": entry, "arguments": arguments, "env": env})
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import time
 from pathlib import Path
 
 import pytest
+import yaml
 
 from attuner.core.errors import UserError
+from attuner.importing.recipe_text import recipe_text
 from attuner.importing.shell.patterns import matches
 from tests.unit.importing import imported
+from tests.unit.test_import_cli import SCRIPT
+from tests.unit.test_import_forms import AUTOMODEL, DUMP, PRINTED, RAYJOB
 
 RUN = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 8 "
 BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
@@ -72,7 +77,15 @@ exec 3>{trap}
 
 @pytest.mark.parametrize(
     "path",
-    ["../outside.sh", "/etc/hostname", "$(dirname ${BASH_SOURCE[0]})/../outside.sh", "link.sh", "../../../../../../etc/hostname"],
+    [
+        "../outside.sh",
+        "/etc/hostname",
+        "$(dirname ${BASH_SOURCE[0]})/../outside.sh",
+        "link.sh",
+        "../../../../../../etc/hostname",
+        "x" * 5000,
+        "$'a\\nb'",
+    ],
 )
 def test_what_lies_outside_the_root_is_not_read(path: str, tmp_path: Path) -> None:
     (tmp_path / "outside.sh").write_text("ARGS=(--seed 666)\n")
@@ -98,10 +111,11 @@ def test_more_files_than_a_launch_script_has_are_refused(tmp_path: Path) -> None
 
 
 def test_control_characters_cannot_break_out_of_a_comment(tmp_path: Path) -> None:
-    from attuner.importing.recipe_text import recipe_text
-
     found = imported(tmp_path, RUN + "--load $'/x\\u2028stack: y\\r\\nstack: evil' --save '/a\x1b[31m'")
     text = recipe_text(found)
+    assert not any("\x1b" in n.text or "\n" in n.text for n in found.notices)
+    program = imported(tmp_path, "torchrun $'p.py\\nstack: evil' --num-layers 4 --hidden-size 8\n")
+    assert recipe_text(program).split("\n")[1] == "stack: megatron"
     assert "\nstack: evil" not in text.split("\narguments:")[0]
     assert "\x1b" not in text
 
@@ -119,3 +133,48 @@ def test_no_pattern_takes_long() -> None:
     assert not matches("*a" * 50 + "b", "a" * 4096)
     assert matches("*a*b?[0-9]*", "xxaxxbz5yy")
     assert time.perf_counter() - start < 5
+
+
+FRAGMENTS = [
+    "$(",
+    "${",
+    "))",
+    "((",
+    '"',
+    "'",
+    "`",
+    "<<EOF\n",
+    "\\",
+    "fi\n",
+    "[[ ",
+    "|",
+    "&a ",
+    "*a",
+    "- - -",
+    "!!x ",
+    "\x00",
+    "\u2028",
+]
+SOURCES = [("j.sh", SCRIPT), ("j.yaml", RAYJOB), ("a.yaml", AUTOMODEL), ("t.log", DUMP), ("p.txt", PRINTED)]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_however_a_source_is_torn_it_ends_in_a_recipe_or_in_one_line(seed: int, tmp_path: Path) -> None:
+    chance = random.Random(seed)
+    said, recipes = [], 0
+    for _ in range(60):
+        name, text = chance.choice(SOURCES)
+        for _ in range(chance.randint(1, 6)):
+            at = chance.randrange(len(text) + 1)
+            torn = text[:at] + text[at + chance.randint(1, 30) :]
+            text = chance.choice([torn, text[:at] + chance.choice(FRAGMENTS) + text[at:]])
+        try:
+            found = imported(tmp_path, text, name)
+        except UserError as error:
+            said.append(str(error))
+        else:
+            assert yaml.safe_load(recipe_text(found))["stack"] == found.stack
+            recipes += 1
+    assert recipes
+    assert said
+    assert not any("\n" in line for line in said)

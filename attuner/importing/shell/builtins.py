@@ -67,7 +67,7 @@ def _source(walker: Walker, node: Simple) -> None:
         return
     found = walker.read(shown(words[0]), posixpath.dirname(walker.state.script))
     if found is None:
-        walker.heard.tell("undecided", f"{walker.where()}: {shown(words[0])} could not be read; what it sets is unknown")
+        walker.heard.tell("undecided", f"{walker.where()}: {shown(words[0])[:120]} could not be read; what it sets is unknown")
         return
     positional = walker.state.positional
     walker.state.positional = words[1:] or positional

@@ -44,7 +44,7 @@ def run_inner(walker: Walker, words: list[str], env: dict[str, str], given: str)
         return True
     found = walker.read(shown(rest[0]), posixpath.dirname(walker.state.script))
     if found is None:
-        walker.heard.tell("undecided", f"{walker.where()}: {shown(rest[0])} could not be read; what it starts is unknown")
+        walker.heard.tell("undecided", f"{walker.where()}: {shown(rest[0])[:120]} could not be read; what it starts is unknown")
         return False
     _apart(walker, env, lambda: walker.script(*found), rest[1:])
     return True
