@@ -255,6 +255,9 @@ class Run:
         recipe, sizes = self.recipe, ("tp_size", "pp_size", "cp_size", "ep_size")
         if section == "distributed" and field in sizes:
             return getattr(recipe.mesh_context, field)
+        if name == "distributed.activation_checkpointing":  # the strategy's own field of that name stays as it was
+            held = recipe.activation_checkpointing
+            return judged if held is True and judged == "full" else _spelled(held, judged)
         if section == "distributed" and field.partition(".")[0] == "mp_policy":
             return _spelled(getattr(recipe.distributed_config.mp_policy, field.partition(".")[2], judged), judged)
         if section == "distributed" and "." not in field:
