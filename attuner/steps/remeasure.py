@@ -41,6 +41,8 @@ def _affordable(kit: Kit, campaign_id: str, history: History) -> bool:
     if history.find("note", UNAFFORDABLE, Note) is not None:
         return False
     done = sum(1 for x in history.launches() if x.kind == "remeasure")
+    if done >= 2 * history.campaign().remeasure.pairs:
+        return True  # decided when they fitted; a resume goes on with them
     need = (2 * history.campaign().remeasure.pairs - done) * budget.reserve(history)
     left = budget.remaining(history, for_remeasure=True)
     if need <= left + 1e-9:
