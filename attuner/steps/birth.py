@@ -39,8 +39,7 @@ def resolve_baseline(stack: Stack, campaign: Campaign) -> EffectiveConfig:
         found_value = effective.arguments.get(key, effective.facts.get(key, value))  # a fact, where a stack has its own names
         if found_value != value and DTYPES.get(str(found_value), found_value) != value:
             raise UserError(
-                f"{campaign.source_file}: workload.{name}: {value}, but the baseline's {key} is {found_value}; "
-                f"make the two agree"
+                f"{campaign.source_file}: workload.{name}: {value}, but the baseline's {key} is {found_value}; make the two agree"
             )
     return effective
 

@@ -85,7 +85,7 @@ def test_the_fast_look_up_says_what_each_rule_says(seed: int) -> None:
         ("tensor_model_parallel_size", ["MEG-CND-010", "MCO-PLC-001"]),
         ("--tensor-model-parallel-size", ["megatron: --tensor-model-parallel-size is tensor_model_parallel_size", "MEG-CND-010"]),
         ("--no-gradient-reduce-div-fusion", ["is gradient_reduce_div_fusion", "MEG-MTH-042"]),
-        ("env:NCCL_DEBUG", ["mcore, megatron, replay: COM-ENV-005"]),
+        ("env:NCCL_DEBUG", ["automodel, bridge, mcore, megatron, replay, slime: COM-ENV-005"]),
         ("fact:padded_vocab_size", ["MEG-CND-053"]),
     ],
 )

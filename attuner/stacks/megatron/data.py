@@ -38,9 +38,7 @@ def freeze(campaign: Campaign, baseline: EffectiveConfig) -> str:
         files = [Path(prefix + ending) for prefix in prefixes(arguments) for ending in ENDINGS]
         missing = [file for file in files if not file.is_file()]
         if not files:
-            raise UserError(
-                f"{where}: the baseline names neither data_path, train_data_path nor mock_data"
-            )
+            raise UserError(f"{where}: the baseline names neither data_path, train_data_path nor mock_data")
         if missing and not stated:
             raise UserError(f"{where}: {missing[0]}: not seen from here; state {name}@sha256:… (`attuner data rows` writes it)")
         if missing:
