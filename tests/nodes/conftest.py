@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from contract import s3_server
 from nodes.cluster import POSSIBLE, Nodes, wait_for
-from nodes.lab import NODES, Site
+from nodes.node_lab import NODES, Site
 
 KEYS = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s", "AWS_DEFAULT_REGION": "x"}
 

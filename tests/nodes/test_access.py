@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from nodes.cluster import wait_for
-from nodes.lab import Site, walk
+from nodes.node_lab import Site, walk
 from nodes.proxy import before
 
 from attuner.core.campaign import Cluster

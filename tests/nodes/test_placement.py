@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from nodes.cluster import wait_for
-from nodes.lab import Site, walk
+from nodes.node_lab import Site, walk
 from runner.conftest import ARGUMENTS, SEQ, write_rows
 
 from attuner.ports import JobSpec

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from nodes.cluster import RESOURCE
-from nodes.lab import Site
+from nodes.node_lab import Site
 
 from attuner.ports import JobSpec
 from attuner.runner import files
