@@ -20,14 +20,14 @@ class StackSpec(Record):
 
     name: str
     version: str
-    source: str = Field(default="", description="megatron: folder of the Megatron-LM checkout that the job uses")
-    slime_source: str = Field(default="", description="megatron, entry slime: folder of slime's checkout")
+    source: str = Field(default="", description="folder of the job's framework checkout; bridge: or a dumped *.yaml")
+    slime_source: str = Field(default="", description="slime: folder of slime's checkout")
     commit: str = Field(default="", description="commit that the checkout must be at; its version where it has no .git")
     patches: list[str] = Field(default_factory=list, description="names of what is applied on top of the commit")
     entry: Literal["", "pretrain_gpt.py", "slime"] = Field(default="", description="megatron: whose command line it is")
     torch: str = Field(default="", description="version on the cluster; '' is not known, and no rule's scope speaks of it")
     transformer_engine: str = Field(default="", description="version on the cluster; '' is not known")
-    job_source: str = Field(default="", description="megatron: folder of the checkout on the cluster's nodes; default: source")
+    job_source: str = Field(default="", description="folder of the checkout on the cluster's nodes; default: source")
     script: str = Field(default="", description="megatron: training script in the checkout; default: pretrain_gpt.py")
     script_arguments: list[str] = Field(default_factory=list, description="megatron: words for the script's own options")
 

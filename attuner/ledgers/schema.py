@@ -42,7 +42,8 @@ _KINDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "trials": (
         "trial",
-        "launch_id attempt:INTEGER status cause phase gpu_hours:DOUBLE duration_s:DOUBLE gpus:INTEGER config_digest",
+        "launch_id attempt:INTEGER status cause phase gpu_hours:DOUBLE duration_s:DOUBLE gpus:INTEGER config_digest "
+        "failure_kind=failure.kind failure_rank:INTEGER=failure.rank failure_levers:JSON=failure.levers nodes:JSON versions:JSON",
     ),
     "hypotheses": (
         "hypothesis",

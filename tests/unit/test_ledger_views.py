@@ -12,10 +12,13 @@ import pytest
 
 from attuner.core.base import Record
 from attuner.core.errors import UserError
+from attuner.core.failure import Failure
 from attuner.core.judgement import Score, Shipment, Verdict
 from attuner.core.run import Attempt, Launch, Settlement, Trial
 from attuner.core.search import Hypothesis
 from attuner.ledgers.duckdb_file import DuckdbLedger
+
+BROKE = Failure(kind="oom.backward", why="memory", levers=["recompute"])
 
 
 class Campaign(Record):
@@ -84,7 +87,7 @@ def events() -> list[tuple[str, str, Record]]:
         ("attempt", "s1#2", attempt("s1", 2)),
         ("settled", "s1#2", settled("s1", 2, 9.0)),
         ("settled", "s1#2", settled("s1", 2, 1.0)),
-        ("trial", "s1", Trial(launch_id="s1", attempt=2, status="oom", cause="memory", gpu_hours=1.25)),
+        ("trial", "s1", Trial(launch_id="s1", attempt=2, status="oom", cause="memory", gpu_hours=1.25, failure=BROKE)),
         ("score", "s1", Score(launch_id="s1", attempt=2, valid=True, decision="admit", gain=float("nan"))),
         (
             "shipment",
@@ -117,7 +120,10 @@ VIEWS: dict[str, tuple[str, list[object]]] = {
             ("s1", 2, "s1-2", 1.0, "released"),
         ],
     ),
-    "trials": ("launch_id, status, cause, gpu_hours", [("s1", "oom", "memory", 1.25)]),
+    "trials": (
+        "launch_id, status, cause, gpu_hours, failure_kind, failure_levers",
+        [("s1", "oom", "memory", 1.25, "oom.backward", '["recompute"]')],
+    ),
     "hypotheses": (
         "id, parent, lever_group, title, predicted_gain, arguments",
         [("h1", "c1", "micro_batch", "micro batch 1→4", 0.2, '{"micro-batch-size":4}')],
