@@ -28,6 +28,7 @@ FLOORS = {
         "attuner.tables": 2,
         "attuner.yamlfile": 2,
         "attuner.runs": 2,
+        "attuner.child": 2,
         "attuner.benchmarking": 2,
     },
     **{"attuner.importing": 2, "attuner.failures": 2, "attuner.datatools": 2},

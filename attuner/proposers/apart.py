@@ -7,16 +7,13 @@ move it may ask fixed code through its pipe: one line `{"ask", "input"}`, answer
 
 from __future__ import annotations
 
-import json
 import logging
 import os
-import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from typing import Any
 
+from attuner.child import Child
 from attuner.core import errors
 from attuner.core.errors import Broken, Refused, RegisterChanged, UserError
 from attuner.core.search import Hypothesis, Stop
@@ -49,10 +46,18 @@ class Apart:
         network: bool = False,
         answer_timeout_s: float = 600.0,
     ) -> None:
-        self._kind, self._path, self._network = kind, list(path), network
-        self._env, self._readable, self._timeout_s = env or {}, list(readable), answer_timeout_s
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str] = queue.Queue()
+        given, env = env, {k: os.environ[k] for k in PASSED_ON if k in os.environ}
+        if path:
+            env["PYTHONPATH"] = os.pathsep.join(path)
+        words = ["--network"] if network else []
+        self._kind, self._timeout_s = kind, answer_timeout_s
+        self._child = Child(
+            f"proposer {kind}",
+            [sys.executable, "-P", "-m", "attuner.proposers.worker", kind, *words, *readable],
+            {**env, "PYTHONDONTWRITEBYTECODE": "1", **(given or {})},
+            hint="see the lines above it",
+            heard=True,
+        )
 
     def ask(self, brief: Brief) -> Hypothesis | Stop:
         """Return the worker's move; see ports.Proposer.
@@ -61,7 +66,7 @@ class Apart:
             UserError: what the proposer itself says of the campaign file.
             Broken: the worker died, does not answer, or answers with something that is no move.
         """
-        process = self._started()
+        self.start()
         question = {
             "campaign": brief.campaign.data(),
             "levers": brief.levers,
@@ -72,25 +77,15 @@ class Apart:
             "summaries": [x.data() for x in brief.summaries],
             "source": brief.source,
         }
-        self._say(process, question)
-        while "ask" in (said := self._read(self._timeout_s)):
+        self._child.say(question)
+        while "ask" in (said := self._child.read(self._timeout_s)):
             try:
                 answer = _answer(brief.desk, said)
             except BaseException:
                 self.close()  # it waits for an answer that never comes: the next question finds a fresh process
                 raise
-            self._say(process, answer)
+            self._child.say(answer)
         return self._move(said)
-
-    def _say(self, process: subprocess.Popen[str], value: dict[str, Any]) -> None:
-        if process.stdin is None:
-            raise Broken("proposer: no way to ask it; this is a defect of attuner")
-        try:
-            process.stdin.write(json.dumps(value) + "\n")
-            process.stdin.flush()
-        except OSError as error:
-            self.close()
-            raise Broken(f"proposer {self._kind}: {error}; see the lines above it") from None
 
     def _move(self, said: dict[str, Any]) -> Hypothesis | Stop:
         if "error" in said:
@@ -101,57 +96,19 @@ class Apart:
         except (KeyError, ValueError) as error:
             raise Broken(f"proposer {self._kind}: no move: {' '.join(str(error).split())[:200]}") from None
 
-    def _started(self) -> subprocess.Popen[str]:
-        if self._process is not None:
-            return self._process
-        env = {k: os.environ[k] for k in PASSED_ON if k in os.environ}
-        if self._path:
-            env["PYTHONPATH"] = os.pathsep.join(self._path)
-        options = ["--network"] if self._network else []
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "attuner.proposers.worker", self._kind, *options, *self._readable],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**env, "PYTHONDONTWRITEBYTECODE": "1", **self._env},
-            start_new_session=True,
-        )
-        threading.Thread(target=self._pump, args=(self._process, self._lines), daemon=True).start()
-        if not self._read(START_TIMEOUT_S).get("jailed"):
+    @property
+    def pid(self) -> int | None:
+        """The worker's process id; None while it isn't started."""
+        return self._child.pid
+
+    def start(self) -> None:
+        """Start the worker and wait until it is locked in; harmless when it runs."""
+        if self._child.start() and not self._child.read(START_TIMEOUT_S).get("jailed"):
             _log.warning("the proposer runs in a process of its own, but this kernel has no Landlock to lock it in")
-        return self._process
-
-    @staticmethod
-    def _pump(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
-        if process.stdout is not None:
-            for line in process.stdout:
-                lines.put(line)
-        lines.put("")  # the end
-
-    def _read(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            self.close()
-            raise Broken(f"proposer {self._kind}: no answer within {timeout_s:.0f} s") from None
-        if not line:
-            self.close()
-            raise Broken(f"proposer {self._kind}: its process ended; see the lines above it")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
     def close(self) -> None:
         """End the worker."""
-        process, self._process = self._process, None
-        if process is None:
-            return
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._lines = queue.Queue()
+        self._child.close()
 
 
 def _answer(desk: Desk | None, said: dict[str, Any]) -> dict[str, Any]:

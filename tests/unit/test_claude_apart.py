@@ -242,10 +242,10 @@ def test_nothing_of_its_environment_but_what_it_needs(monkeypatch: pytest.Monkey
         )
     assert isinstance(kit.proposer, Apart)
     assert kit.source == pinned_source(born(server))
-    process = kit.proposer._started()
+    kit.proposer.start()
     try:
-        env = dict(x.split(b"=", 1) for x in Path(f"/proc/{process.pid}/environ").read_bytes().split(b"\0") if x)
-        argv = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        env = dict(x.split(b"=", 1) for x in Path(f"/proc/{kit.proposer.pid}/environ").read_bytes().split(b"\0") if x)
+        argv = Path(f"/proc/{kit.proposer.pid}/cmdline").read_bytes()
     finally:
         kit.proposer.close()
     assert env[b"ANTHROPIC_API_KEY"] == KEY.encode()

@@ -6,17 +6,13 @@ By hand: `python -m attuner.runner.resolve_megatron --serve CHECKOUT`.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import queue
-import subprocess
 import sys
-import threading
 from collections.abc import Mapping
 from typing import Any
 
-from attuner.core.errors import Broken, UserError
+from attuner.child import Asked
+from attuner.core.errors import UserError
 
 START_TIMEOUT_S = 180.0
 ANSWER_TIMEOUT_S = 90.0
@@ -43,10 +39,8 @@ class Resolver:
     """
 
     def __init__(self, source: str, slime_source: str = "") -> None:
-        self._command = [sys.executable, "-P", "-m", MODULE, "--serve", source, *([slime_source] if slime_source else [])]
-        self._process: subprocess.Popen[str] | None = None
-        self._lines: queue.Queue[str] = queue.Queue()
-        self._count = 0
+        command = [sys.executable, "-P", "-m", MODULE, "--serve", source, *([slime_source] if slime_source else [])]
+        self._child = Asked("resolver", command, environment(os.environ), hint=f"try `{' '.join(command)}` by hand")
         self.versions: dict[str, str] = {}
         self.catalogue: list[dict[str, Any]] = []
 
@@ -57,19 +51,9 @@ class Resolver:
             UserError: the folder is no checkout, or can't be imported here.
             Broken: the process died or does not answer.
         """
-        if self._process is not None:
+        if not self._child.start():
             return
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment(os.environ),
-            start_new_session=True,
-        )
-        threading.Thread(target=_pump, args=(self._process, self._lines), daemon=True).start()
-        ready = self._read(START_TIMEOUT_S)
+        ready = self._child.read(START_TIMEOUT_S)
         if not ready.get("ready"):
             self.close()
             raise UserError(f"stack megatron: {ready.get('error', 'the checkout could not be loaded')}")
@@ -84,55 +68,9 @@ class Resolver:
             Broken: the process died or does not answer.
         """
         self.start()
-        process, self._count = self._process, self._count + 1
-        if process is None or process.stdin is None:
-            raise Broken("resolver: no way to ask it; this is a defect of attuner")
-        try:
-            process.stdin.write(json.dumps({"id": self._count, **question}) + "\n")
-            process.stdin.flush()
-        except OSError as error:
-            self.close()
-            raise Broken(f"resolver: {error}; try `{self._shown()}` by hand") from None
-        answer = self._read(ANSWER_TIMEOUT_S)
-        if answer.get("id") != self._count:
-            self.close()
-            raise Broken(f"resolver: answered question {answer.get('id')}, not {self._count}")
-        return answer
-
-    def _read(self, timeout_s: float) -> dict[str, Any]:
-        try:
-            line = self._lines.get(timeout=timeout_s)
-        except queue.Empty:
-            self.close()
-            raise Broken(f"resolver: no answer within {timeout_s:.0f} s; try `{self._shown()}` by hand") from None
-        if not line:
-            code = self._process.wait() if self._process else None
-            self.close()
-            raise Broken(f"resolver: ended (exit {code}); try `{self._shown()}` by hand")
-        answer: dict[str, Any] = json.loads(line)
-        return answer
-
-    def _shown(self) -> str:
-        return " ".join(self._command)
+        return self._child.ask(question, ANSWER_TIMEOUT_S)
 
     def close(self) -> None:
         """End the process and its forks."""
-        process, self._process, self.versions = self._process, None, {}
-        if process is None:
-            return
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(OSError):
-                    pipe.close()
-        self._lines = queue.Queue()
-
-
-def _pump(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
-    if process.stdout is not None:
-        with contextlib.suppress(ValueError):  # closed while it was read
-            for line in process.stdout:
-                lines.put(line)
-    lines.put("")  # the end
+        self._child.close()
+        self.versions = {}
