@@ -12,14 +12,14 @@ import json
 import os
 import re
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
 
 from . import files
 from .errors import ConfigError
-from .rank import Rank, environment, finite, leave
+from .rank import Rank, environment, leave
+from .stepwise import Stepwise
 
 FLOAT = re.compile(r"(?<![\w.\"])(-?\d+)(e[-+]?\d+)(?![\w\"])")
 GIB = 1 << 30
@@ -48,7 +48,7 @@ def main(run_dir: str) -> None:
             run.build()
         with rank.timed("steps"):
             run.train()
-        run.finish()
+        run.finish("the recipe")
     leave(0)
 
 
@@ -115,16 +115,11 @@ def yaml_text(tree: Any) -> str:
     return FLOAT.sub(r"\1.0\2", json.dumps(tree, indent=1, allow_nan=False)) + "\n"
 
 
-class Run:
+class Run(Stepwise):
     """One launch from the view of one rank."""
 
     def __init__(self, rank: Rank, job: dict[str, Any]) -> None:
-        self.rank, self.job = rank, job
-        self.kind = job["device"]["kind"]
-        self.steps, self.warmup = int(job["steps"]), int(job["warmup_steps"])
-        self.total = self.steps + int(job.get("profile_steps") or 0)
-        self.done = 0
-        self.profiler: Any = None
+        super().__init__(rank, job)
         self.recipe: Any = None
 
     def build(self) -> None:
@@ -162,78 +157,22 @@ class Run:
     # ------------------------------------------------------------------------------------------ a step
 
     def _step(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        import torch.distributed as dist
-        from torch.profiler import record_function
-
         if self.done >= self.total:
             raise Finished
-        if self.done == self.steps:
-            self._start_profile()
-        self.rank.phase, self.rank.step = "step", self.done
-        dist.barrier()
-        self._synchronize()
-        start = time.perf_counter()
-        with record_function(f"ProfilerStep#{self.done}"):
-            sample = real(*args, **kwargs)
-            self._synchronize()
-        self._after(sample, time.perf_counter() - start)
-        self.done += 1
-        if self.done == self.total:
-            self._end_profile()
+        sample, seconds = self.timed(lambda: real(*args, **kwargs))
+        metrics = sample.metrics
+        told = {
+            "lm_loss": metrics["loss"],
+            "aux": {},
+            "grad_norm": metrics.get("grad_norm"),
+            "loss_tokens": int(metrics["num_label_tokens"]),
+            "tokens": int(self.job["tokens_per_update"]),
+        }
+        peak = float(metrics.get("mem") or 0.0)
+        self.write(seconds, peak or None, here=self.rank.index == 0, told=told)
+        if self.ended():
             raise Finished
         return sample
-
-    def _after(self, sample: Any, seconds: float) -> None:
-        """Write the step's line on rank 0."""
-        import torch
-        import torch.distributed as dist
-
-        self.rank.phase = "statistics"
-        device = torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
-        own = torch.tensor([seconds, float(sample.metrics.get("mem") or 0.0)], dtype=torch.float64, device=device)
-        every = [torch.empty_like(own) for _ in range(self.rank.world_size)]
-        dist.all_gather(every, own)
-        if self.rank.index == 0:
-            times = [float(x[0]) for x in every]
-            metrics = sample.metrics
-            files.append_jsonl(
-                self.rank.run_dir / files.STEPS,
-                {
-                    "step": self.done,
-                    "kind": "warmup" if self.done < self.warmup else "scored" if self.done < self.steps else "profiled",
-                    "t": time.time(),
-                    "step_s": max(times),
-                    "rank_step_s": times,
-                    "lm_loss": finite(metrics["loss"]),
-                    "aux": {},
-                    "grad_norm": finite(metrics.get("grad_norm")),
-                    "loss_tokens": int(metrics["num_label_tokens"]),
-                    "tokens": int(self.job["tokens_per_update"]),
-                    "peak_mem_gib": max(float(x[1]) for x in every) or None,
-                },
-            )
-
-    def _synchronize(self) -> None:
-        if self.kind == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-
-    def _start_profile(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.kind == "cuda" else [])]
-        self.profiler = profile(activities=kinds, record_shapes=False, with_stack=False)
-        self.profiler.__enter__()
-
-    def _end_profile(self) -> None:
-        if self.profiler is None:
-            return
-        self.rank.phase = "trace"
-        self.profiler.__exit__(None, None, None)
-        path = self.rank.run_dir / files.trace(self.rank.index)
-        path.parent.mkdir(exist_ok=True)
-        self.profiler.export_chrome_trace(str(path))
 
     # ------------------------------------------------------------------------------------------ what holds
 
@@ -274,17 +213,6 @@ class Run:
         if name == "optimizer.lr":
             return _spelled(recipe.optimizer[0].defaults.get("lr", judged), judged)
         return judged
-
-    def finish(self) -> None:
-        """Say that the run is done."""
-        import torch.distributed as dist
-
-        self.rank.phase = "finish"
-        dist.barrier()
-        if self.rank.index == 0:
-            seconds = {name: round(value, 4) for name, value in self.rank.seconds.items()}
-            files.write_json(self.rank.run_dir / files.DONE, {"t": time.time(), "seconds": seconds})
-        dist.destroy_process_group()
 
 
 def _spelled(held: Any, judged: Any) -> Any:

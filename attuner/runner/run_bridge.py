@@ -10,7 +10,6 @@ The job says: `arguments` (recipe and dotted overrides), `set` (overrides that m
 import functools
 import importlib
 import sys
-import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,8 @@ from typing import Any
 from . import files
 from .bridge_config import build, facts, flat, import_bridge, step_function, versions
 from .errors import ConfigError
-from .rank import Rank, environment, finite, leave
+from .rank import Rank, environment, leave
+from .stepwise import Stepwise
 
 LOOP = "megatron.bridge.training.train"
 
@@ -42,7 +42,7 @@ def main(run_dir: str) -> None:
         except SystemExit as ended:  # the way Bridge leaves its loop at exit_interval
             if ended.code not in (None, 0):
                 raise RuntimeError(f"Bridge ended with exit status {ended.code}") from None
-        loop.finish()
+        loop.finish("Bridge")
     leave(0)
 
 
@@ -57,17 +57,13 @@ def import_runtime(job: dict[str, Any]) -> None:
     import_bridge(str(job.get("source") or ""))
 
 
-class Loop:
+class Loop(Stepwise):
     """Bridge's loop as one rank of a launch sees it. Making it puts the wrapper in place."""
 
     def __init__(self, rank: Rank, job: dict[str, Any], config: Any) -> None:
-        self.rank, self.job, self.config = rank, job, config
-        self.kind = job["device"]["kind"]
-        self.steps, self.warmup = int(job["steps"]), int(job["warmup_steps"])
-        self.total = self.steps + int(job.get("profile_steps") or 0)
-        self.done = 0
+        super().__init__(rank, job)
+        self.config = config
         self.probe: Any = None
-        self.profiler: Any = None
         module: Any = importlib.import_module(LOOP)
         real = module.train_step
 
@@ -79,31 +75,17 @@ class Loop:
 
     def step(self, real: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run one of Bridge's steps. args begin: forward_step, batches, model, optimizer, scheduler, state."""
-        import torch.distributed as dist
-        from torch.profiler import record_function
-
         from .probe.megatron_lm import showing
 
         if self.done == 0:
             self._begin(args[2], args[3], args[5])
-        if self.done == self.steps and self.total > self.steps:
-            self._start_profile()
-        self.rank.phase, self.rank.step = "step", self.done
         watched = self.probe if self.probe is not None and self.probe.watching else None
         if watched is not None:
             watched.before_step()
         forward_step = args[0] if watched is None else showing(args[0], watched)
-        dist.barrier()
-        self._synchronize()
-        start = time.perf_counter()
-        with record_function(f"ProfilerStep#{self.done}"):
-            result = real(forward_step, *args[1:], **kwargs)
-            self._synchronize()
-        self._after(result, time.perf_counter() - start, watched)
-        self.done += 1
-        if self.profiler is not None and self.done == self.total:
-            self._end_profile()
-        self.rank.step = None
+        result, seconds = self.timed(lambda: real(forward_step, *args[1:], **kwargs))
+        self._after(result, seconds, watched)
+        self.ended()
         return result
 
     def _begin(self, model: list[Any], optimizer: Any, state: Any) -> None:
@@ -135,72 +117,18 @@ class Loop:
 
     def _after(self, result: Any, seconds: float, watched: Any) -> None:
         """Write the step's line on the rank that knows the loss, and show the probe what came of it."""
-        import torch
-        import torch.distributed as dist
-
         from .probe.megatron_lm import LM_LOSS, tells_loss
 
-        self.rank.phase = "statistics"
         losses = {name: float(value) for name, value in (result[0] or {}).items()}
         loss = losses.pop(LM_LOSS, None)
-        device = torch.device("cuda", torch.cuda.current_device()) if self.kind == "cuda" else torch.device("cpu")
-        peak = torch.cuda.max_memory_allocated() / (1 << 30) if self.kind == "cuda" else 0.0
-        own = torch.tensor([seconds, peak], dtype=torch.float64, device=device)
-        every = [torch.empty_like(own) for _ in range(self.rank.world_size)]
-        dist.all_gather(every, own)
-        if tells_loss():
-            times = [float(x[0]) for x in every]
-            train = self.config.train
-            files.append_jsonl(
-                self.rank.run_dir / files.STEPS,
-                {
-                    "step": self.done,
-                    "kind": "warmup" if self.done < self.warmup else "scored" if self.done < self.steps else "profiled",
-                    "t": time.time(),
-                    "step_s": max(times),
-                    "rank_step_s": times,
-                    "lm_loss": finite("nan" if loss is None else loss),
-                    "aux": {name: finite(value) for name, value in losses.items()},
-                    "grad_norm": finite(result[5]),
-                    "loss_tokens": None,
-                    "tokens": train.global_batch_size * self.config.model.seq_length,
-                    "peak_mem_gib": max(float(x[1]) for x in every) or None,
-                },
-            )
+        tokens = self.config.train.global_batch_size * self.config.model.seq_length
+        told = {"lm_loss": loss, "aux": losses, "grad_norm": result[5], "loss_tokens": None, "tokens": tokens}
+        self.write(seconds, self.peak_gib(), here=tells_loss(), told=told)
         if watched is not None:
             watched.after_step(loss=loss, aux=losses)
             if not watched.watching:
                 watched.finish()
                 self.probe = None
-
-    def _synchronize(self) -> None:
-        if self.kind == "cuda":
-            import torch
-
-            torch.cuda.synchronize()
-
-    def _start_profile(self) -> None:
-        from torch.profiler import ProfilerActivity, profile
-
-        kinds = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self.kind == "cuda" else [])]
-        self.profiler = profile(activities=kinds, record_shapes=False, with_stack=False)
-        self.profiler.__enter__()
-
-    def _end_profile(self) -> None:
-        self.rank.phase = "trace"
-        self.profiler.__exit__(None, None, None)
-        path = self.rank.run_dir / files.trace(self.rank.index)
-        path.parent.mkdir(exist_ok=True)
-        self.profiler.export_chrome_trace(str(path))
-        self.profiler = None
-
-    def finish(self) -> None:
-        """Say that the run is done. Raises: RuntimeError when Bridge ended before the last step."""
-        if self.done < self.total:
-            raise RuntimeError(f"Bridge ended after {self.done} of {self.total} steps")
-        if self.rank.index == 0:
-            seconds = {name: round(value, 4) for name, value in self.rank.seconds.items()}
-            files.write_json(self.rank.run_dir / files.DONE, {"t": time.time(), "seconds": seconds})
 
 
 if __name__ == "__main__":

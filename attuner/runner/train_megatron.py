@@ -40,7 +40,7 @@ def main(run_dir: str) -> None:
         sys.argv = [script.name, *words(job)]
         loop = Loop(rank, job, parsed=watched_parser())
         become(script)
-        loop.finish()
+        loop.finish("the training script")
     leave(0)
 
 
