@@ -18,6 +18,20 @@ def open_reviews(history: History, launch_id: str) -> list[str]:
     return [f.line() for v in verdicts for f in v.reviews()]
 
 
+def waiting(history: History) -> list[Score]:
+    """Return the launches that beat the baseline by more than the band and wait for a person, fastest first."""
+    calibration = history.calibration()
+    if calibration is None:
+        return []
+    floor = calibration.mean * (1 + calibration.band)
+    found = [
+        s
+        for s in history.scores()
+        if s.valid and s.decision != "refuse" and s.tokens_per_s_per_gpu > floor and open_reviews(history, s.launch_id)
+    ]
+    return sorted(found, key=lambda s: -s.tokens_per_s_per_gpu)
+
+
 def shippable(history: History) -> Score | None:
     """Return the fastest leader that may be re-measured and shipped, or None to keep the baseline.
 

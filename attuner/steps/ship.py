@@ -37,6 +37,7 @@ def ship(kit: Kit, campaign_id: str) -> Shipment:
 def decide_shipment(history: History, folder: Path) -> Shipment:
     """Return what ships. Pure: a recipe other than the baseline needs admitting looks from score and from remeasure."""
     campaign, again, best = history.campaign(), history.remeasurement(), leader.shippable(history)
+    waits = leader.waiting(history)
     keep = Shipment(
         launch_id=_first_calibration(history),
         recipe=campaign.baseline.digest(),
@@ -44,10 +45,12 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
         kept_baseline=True,
         reason="no launch beat the baseline by more than the band",
         folder=str(folder),
-        open_reviews=[x for s in history.scores() if s.new_leader for x in leader.open_reviews(history, s.launch_id)],
+        open_reviews=[
+            x for s in history.scores() if s in waits or s.new_leader for x in leader.open_reviews(history, s.launch_id)
+        ],
     )
     if best is None:
-        if any(s.new_leader for s in history.scores()):
+        if waits or any(s.new_leader for s in history.scores()):
             return keep.model_copy(
                 update={"reason": "what beat the baseline waits for a person's review (gate.review: before_ship)"}
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +10,8 @@ from book import Book
 from lab import campaign
 
 from attuner.core.judgement import Calibration, Score
-from attuner.policy.leader import open_reviews, shippable
+from attuner.policy.leader import open_reviews, shippable, waiting
+from attuner.steps.ship import decide_shipment
 
 REVIEW = {"rule": "uncovered", "decision": "review", "key": "x", "reason": "a person must look"}
 ADMIT = {"rule": "LAB-TST-002", "decision": "admit", "key": "x", "reason": "placement"}
@@ -127,3 +129,22 @@ def test_a_launch_that_did_not_take_the_lead_from_a_shippable_leader_does_not_sh
     searched(made, 1, 200.0, ADMIT, new_leader=True)
     searched(made, 2, 201.0, ADMIT, new_leader=False)
     assert shipped(made) == "l01"
+
+
+def test_what_beats_the_baseline_but_waits_is_named_as_the_reason(tmp_path: Path) -> None:
+    made = book()
+    searched(made, 1, 200.0, REVIEW, decision="review", new_leader=False)
+    searched(made, 2, 101.0, REVIEW, decision="review", new_leader=False)
+    assert [s.launch_id for s in waiting(made.history)] == ["l01"]
+    found = decide_shipment(made.history, tmp_path)
+    assert found.kept_baseline
+    assert "waits for a person's review" in found.reason
+    assert found.open_reviews
+
+
+def test_without_anything_faster_nothing_waits(tmp_path: Path) -> None:
+    made = book()
+    searched(made, 1, 101.0, REVIEW, decision="review", new_leader=False)
+    searched(made, 2, 300.0, REVIEW, decision="refuse", new_leader=False)
+    assert waiting(made.history) == []
+    assert decide_shipment(made.history, tmp_path).reason == "no launch beat the baseline by more than the band"
