@@ -2,75 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
 import subprocess
-import sys
-import time
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect_server import PREFECT, Server
 
 from attuner.core.events import History
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
-PREFECT = [sys.executable, "-m", "prefect"]
-
-
-class Server:
-    """A Prefect server on loopback, asked over its REST API."""
-
-    def __init__(self, env: dict[str, str], log: Path) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}/api"
-        self.env = {**env, "PREFECT_API_URL": self.url}
-        with log.open("w") as out:
-            command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-            # the UI asks the API at the address that the server tells it
-            env = {**env, "PREFECT_UI_API_URL": self.url, "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
-            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
-        self.until(lambda: self.ask("GET", "/health") is True, 90)
-
-    def ask(self, method: str, path: str, body: Any = None) -> Any:
-        data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(self.url + path, data=data, method=method, headers={"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=10) as answer:
-                return json.loads(answer.read() or b"null")
-        except OSError:
-            return None
-
-    def command(self, *arguments: str, cwd: Path) -> None:
-        done = subprocess.run(
-            [*PREFECT, *arguments], env=self.env, cwd=cwd, capture_output=True, text=True, timeout=120, check=False
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def until(self, condition: Any, timeout: float) -> None:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline:
-            if condition():
-                return
-            time.sleep(0.3)
-        raise AssertionError("the condition never came true")
-
-    def state(self, flow_run: str) -> str:
-        found = self.ask("GET", f"/flow_runs/{flow_run}")
-        return str(found["state"]["type"]) if found else ""
-
-    def tasks(self, flow_run: str) -> list[tuple[str, str, int]]:
-        """Return (name, state name, run count) of the flow run's task runs, newest state each, in order of start."""
-        body = {"flow_runs": {"id": {"any_": [flow_run]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
-        return [(t["name"], t["state"]["name"], t["run_count"]) for t in self.ask("POST", "/task_runs/filter", body)]
 
 
 @pytest.fixture

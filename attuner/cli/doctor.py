@@ -1,0 +1,215 @@
+"""`attuner doctor`: is this installation fit to run campaigns unattended, and what is to be mended. It changes nothing, unless
+`--mend` is given: then it makes the one automation that Prefect lacks for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from collections.abc import Callable
+from typing import Any
+
+from attuner.config import file_digests, read_lock
+from attuner.core.access import Check
+from attuner.settings import Settings, load_settings
+
+POOL, DEPLOYMENT = "attuner", "campaign/campaign"
+HEARTBEAT, HEARTBEAT_EVENT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "prefect.flow-run.heartbeat"
+AUTOMATION = "attuner: runs without a heartbeat are crashed"
+SILENT_S = 90
+"""How long a flow run may be silent; Prefect's shortest heartbeat is 30 s."""
+ROOM_GIB = 5.0
+GIB = 1 << 30
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Look at settings, rules, ledger and Prefect; exit 0 if all is well, 1 if something is to be mended."""
+    settings = load_settings(project=arguments.project)
+    found = [*machine(settings), *prefect(mend=arguments.mend)]
+    well = all(c.ok for c in found)
+    if arguments.json:
+        print(json.dumps({"ok": well, "checks": [c.data() for c in found]}, indent=1, ensure_ascii=False))
+        return 0 if well else 1
+    width = max(len(c.name) for c in found)
+    for check in found:
+        print(f"  {'ok  ' if check.ok else 'MEND'}  {check.name:{width}}  {check.detail}")
+        if check.mend and not check.ok:
+            print(f"        {'':{width}}  → {check.mend}")
+    wrong = sum(not c.ok for c in found)
+    print("  all is well" if well else f"  {wrong} of {len(found)} to mend")
+    print("  of a cluster: `attuner cluster doctor FILE`")
+    return 0 if well else 1
+
+
+# ---------------------------------------------------------------------------------------------- this machine
+
+
+def machine(settings: Settings) -> list[Check]:
+    """Return what is found of folders, rules, ledger and telemetry."""
+    return [_home(settings), _rules(settings), _ledger(settings), _telemetry()]
+
+
+def _home(settings: Settings) -> Check:
+    home = settings.home
+    there = next(p for p in (home, *home.parents) if p.exists())
+    free = shutil.disk_usage(there).free / GIB
+    writable = os.access(there, os.W_OK)
+    mend = (
+        f"make {there} writable for this user"
+        if not writable
+        else f"free some room: campaigns and their traces need {ROOM_GIB:g} GiB"
+    )
+    return Check(
+        name="home",
+        ok=writable and free >= ROOM_GIB,
+        detail=f"{home}, {free:.0f} GiB free{'' if writable else ', not writable'}",
+        mend=mend,
+    )
+
+
+def _rules(settings: Settings) -> Check:
+    folder = settings.rules_dir()
+    locked, now = read_lock(folder), file_digests(folder)
+    moved = sorted(name for name in locked.keys() | now.keys() if locked.get(name) != now.get(name))
+    detail = f"{len(now)} files as rules/LOCK says" if not moved else f"differ from rules/LOCK: {', '.join(moved[:3])}"
+    return Check(
+        name="rules", ok=not moved, detail=detail, mend="look at the change, then `attuner rules check` and `attuner rules lock`"
+    )
+
+
+def _ledger(settings: Settings) -> Check:
+    from attuner.wiring import open_ledger
+
+    if not settings.ledger.exists():
+        return Check(name="ledger", ok=True, detail=f"{settings.ledger}: none yet")
+    ledger = open_ledger(settings)
+    problems, campaigns = ledger.verify(None), ledger.campaigns()
+    ledger.close()
+    detail = f"sound, {len(campaigns)} campaigns" if not problems else problems[0].line()
+    return Check(name="ledger", ok=not problems, detail=detail, mend="restore the last sound copy; docs/operations.md")
+
+
+def _telemetry() -> Check:
+    wanted = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "RAY_USAGE_STATS_ENABLED": "0"}
+    left = [f"{k}={v}" for k, v in wanted.items() if os.environ.get(k, "").lower() not in (v, {"false": "0"}.get(v, v))]
+    detail = "off" if not left else "may be sent by a server or a Ray that you start from here; attuner's own are off"
+    return Check(name="telemetry", ok=not left, detail=detail, mend=f"export {' '.join(left)}")
+
+
+# ---------------------------------------------------------------------------------------------- Prefect
+
+
+def prefect(*, mend: bool) -> list[Check]:
+    """Return what is found of the Prefect server; one check that fails where there is none."""
+    from prefect import __version__
+    from prefect.settings import PREFECT_API_URL
+
+    address = PREFECT_API_URL.value()
+    if not address:
+        return [
+            Check(
+                name="server",
+                ok=False,
+                detail="PREFECT_API_URL is not set: campaigns run with a temporary server, without UI and schedules",
+                mend="prefect server start, then export PREFECT_API_URL=http://127.0.0.1:4200/api",
+            )
+        ]
+    api = _Api(address)
+    version = api.get("/admin/version")
+    if version is None:
+        return [Check(name="server", ok=False, detail=f"{address}: {api.error}", mend="start it: `prefect server start`")]
+    same = version == __version__
+    server = Check(
+        name="server",
+        ok=same,
+        detail=f"{address}, {version}" + ("" if same else f"; here is {__version__}"),
+        mend="make the two versions equal",
+    )
+    return [server, _analytics(api), _deployed(api), _pool(api), _automation(api, mend=mend)]
+
+
+class _Api:
+    """Prefect's HTTP interface; an answer that isn't 200 is None, and `error` says why."""
+
+    def __init__(self, address: str) -> None:
+        import httpx
+
+        self._client, self.error = httpx.Client(base_url=address, timeout=10), ""
+        self._failures: tuple[type[Exception], ...] = (httpx.HTTPError, ValueError)
+
+    def get(self, path: str) -> Any:
+        return self._answer(lambda: self._client.get(path))
+
+    def post(self, path: str, body: dict[str, Any]) -> Any:
+        return self._answer(lambda: self._client.post(path, json=body))
+
+    def _answer(self, call: Callable[[], Any]) -> Any:
+        try:
+            answer = call()
+            answer.raise_for_status()
+            return answer.json()
+        except self._failures as error:
+            self.error = " ".join(str(error).split())[:200]
+            return None
+
+
+def _analytics(api: _Api) -> Check:
+    told = api.get("/admin/settings") or {}
+    on = (told.get("server") or {}).get("analytics_enabled")
+    detail = "off" if on is False else "on" if on else f"not told: {api.error or 'the server keeps it to itself'}"
+    mend = "start the server with PREFECT_SERVER_ANALYTICS_ENABLED=false DO_NOT_TRACK=1"
+    return Check(name="server telemetry", ok=on is False, detail=detail, mend=mend)
+
+
+def _deployed(api: _Api) -> Check:
+    found = api.get(f"/deployments/name/{DEPLOYMENT}")
+    if found is None:
+        return Check(
+            name="deployment", ok=False, detail=f"no {DEPLOYMENT}", mend="prefect --no-prompt deploy --all, in the checkout"
+        )
+    beat = ((found.get("job_variables") or {}).get("env") or {}).get(HEARTBEAT) or os.environ.get(HEARTBEAT)
+    detail = f"{DEPLOYMENT}, heartbeat every {beat} s" if beat else f"{DEPLOYMENT}; its runs send no heartbeat"
+    return Check(name="deployment", ok=bool(beat), detail=detail, mend=f"deploy again: prefect.yaml sets {HEARTBEAT}")
+
+
+def _pool(api: _Api) -> Check:
+    mend = f"prefect work-pool create {POOL} --type process"
+    if api.get(f"/work_pools/{POOL}") is None:
+        return Check(name="worker", ok=False, detail=f"no work pool {POOL}", mend=mend)
+    workers = api.post(f"/work_pools/{POOL}/workers/filter", {}) or []
+    alive = [w["name"] for w in workers if w.get("status") == "ONLINE"]
+    mend = f"prefect worker start --pool {POOL} --limit 1, kept alive by systemd or the like"
+    return Check(name="worker", ok=bool(alive), detail=f"{len(alive)} online of {len(workers)} known", mend=mend)
+
+
+def _automation(api: _Api, *, mend: bool) -> Check:
+    """Look for an automation that marks silent runs as crashed: a run whose process and worker died says Running for ever."""
+    known = [a for a in api.post("/automations/filter", {}) or [] if HEARTBEAT_EVENT in json.dumps(a.get("trigger", {}))]
+    if any(a.get("enabled") for a in known):
+        return Check(name="dead runs", ok=True, detail=f"marked as crashed by automation {known[0]['name']!r}")
+    if mend and api.post("/automations/", automation()) is not None:
+        return Check(name="dead runs", ok=True, detail=f"automation made: {AUTOMATION!r}")
+    detail = f"a run whose worker died says Running for ever{f'; {api.error}' if mend else ''}"
+    return Check(name="dead runs", ok=False, detail=detail, mend="attuner doctor --mend makes the automation")
+
+
+def automation() -> dict[str, Any]:
+    """Return the automation: a run that has sent a heartbeat and is silent for SILENT_S is crashed."""
+    runs = {"prefect.resource.id": ["prefect.flow-run.*"]}
+    return {
+        "name": AUTOMATION,
+        "description": f"after a heartbeat, nothing for {SILENT_S} s: process and worker are gone",
+        "enabled": True,
+        "trigger": {
+            "type": "event",
+            "posture": "Proactive",
+            "match": runs,
+            "for_each": ["prefect.resource.id"],
+            "after": [HEARTBEAT_EVENT],
+            "expect": ["prefect.flow-run.*"],
+            "threshold": 1,
+            "within": SILENT_S,
+        },
+        "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no heartbeat"}],
+    }
