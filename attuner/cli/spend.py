@@ -22,7 +22,7 @@ def spend(arguments: argparse.Namespace) -> int:
     from attuner.wiring import open_ledger
 
     settings = load_settings(project=arguments.project)
-    prices = _prices(arguments.prices, settings)
+    prices = read_prices(arguments.prices, settings)
     ledger = open_ledger(settings)
     names = [ledger.find(arguments.campaign)] if arguments.campaign else ledger.campaigns()
     histories = [h for name in names if (h := History(ledger.history(name))).all("campaign", Campaign)]
@@ -42,7 +42,7 @@ def spend(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _prices(given: str, settings: Settings) -> dict[str, account.DevicePrice]:
+def read_prices(given: str, settings: Settings) -> dict[str, account.DevicePrice]:
     """Read the price table. Raises UserError when a named one is missing or an entry is malformed."""
     file = Path(given) if given else settings.configs_dir() / PRICES
     if not given and not file.is_file():
