@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from attuner.core.base import Record, Value
+
+Outcome = Literal["helps", "hurts", "ties", "fails", "refused"]
+"""What came of a move: beyond the band either way, within it, a failed run, or a run that the looks refused."""
 
 
 class LessonScope(Record):
@@ -17,6 +20,26 @@ class LessonScope(Record):
     models: list[str] = Field(default_factory=list, description="model names, or `dense`, `moe`")
     hardware: list[str] = Field(default_factory=list)
     gpus: str = Field(default="", description="a specifier of the device count, e.g. >=16")
+
+
+class Claim(Record):
+    """What a lesson says of one move, in words that fixed code can hold against records. Scope and `when` bound it."""
+
+    outcome: Outcome
+    sets: dict[str, Value] = Field(description="what the move sets, and nothing else: argument or env:NAME; a list means any of")
+    before: dict[str, Value] = Field(default_factory=dict, description="what they were before, where that matters")
+    gain_low: float | None = Field(default=None, description="over the parent, a fraction")
+    gain_high: float | None = Field(default=None, description="over the parent, a fraction")
+    failure: str = Field(default="", description="class of the failure, or the start of it: oom, oom.optimizer_step")
+
+
+class LessonReview(Record):
+    """A person's word on a lesson."""
+
+    by: str
+    at: str = Field(description="date, UTC")
+    decision: Literal["accepted", "rejected"]
+    why: str = ""
 
 
 class Lesson(Record):
@@ -31,8 +54,33 @@ class Lesson(Record):
     evidence: list[str] = Field(
         default_factory=list, description="launch ids `campaign/launch`, or sources of a hand-written one"
     )
-    status: Literal["confirmed", "tentative", "contradicted", "retired"] = "tentative"
+    status: Literal["confirmed", "tentative", "contradicted", "retired", "draft", "rejected"] = "tentative"
     source: list[str] = Field(default_factory=list)
+    drafted: Literal["", "records", "model"] = Field(
+        default="", description="who drafted it; what a person didn't write is read only once a person accepted it"
+    )
+    claim: Claim | None = Field(default=None, description="what an audit checks; None: read off effect, levers and when")
+    reviews: list[LessonReview] = Field(default_factory=list, description="oldest first; the last one holds")
+
+    @model_serializer(mode="wrap")
+    def _stated(self, whole: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        late = ("drafted", "claim", "reviews")
+        return {name: value for name, value in whole(self).items() if value or name not in late}
+
+
+AuditResult = Literal["correct", "too broad", "wrong", "unsupported", "one campaign", "not checkable"]
+
+
+class LessonAudit(Record):
+    """What all campaigns' records say of one lesson."""
+
+    id: str
+    claimed: str = Field(description="digest of what it claims; a lesson that claims something else by now was not audited")
+    result: AuditResult
+    why: str
+    supports: list[str] = Field(default_factory=list, description="trials that bear it out, campaign:launch#attempt")
+    contradicts: list[str] = Field(default_factory=list, description="trials that speak against it")
+    at: str = Field(default="", description="date, UTC")
 
 
 class CampaignSummary(Record):
