@@ -1,4 +1,5 @@
 """Lessons, read side: which of them hold for a campaign, what they say of a move before it is tried, and what a campaign leaves.
+What is drafted from records and how lessons are checked against them: lessons_draft.py, lessons_audit.py.
 
 A lesson advises. Nothing here refuses or admits anything, and no lesson becomes a rule by itself.
 """
@@ -12,10 +13,10 @@ from fnmatch import fnmatchcase
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.version import InvalidVersion, Version
 
-from attuner.core.base import Value
+from attuner.core.base import Value, digest_of
 from attuner.core.campaign import Campaign
 from attuner.core.events import History
-from attuner.core.lesson import CampaignSummary, Lesson, LessonScope
+from attuner.core.lesson import CampaignSummary, Lesson, LessonAudit, LessonScope
 from attuner.core.recipe import same_value
 from attuner.core.run import Launch
 from attuner.policy import budget
@@ -30,6 +31,10 @@ WEIGHTS = {
 }
 """What one lesson makes of an expected gain. A prior, not a measurement: this campaign's own launches soon outweigh it."""
 LIMITS = (0.05, 2.0)
+EFFECTS = {"helps": "helps", "hurts": "hurts", "ties": "condition", "fails": "fails", "refused": "fails"}
+"""What a proposer is told to expect of a move with this outcome: one that the looks refuse is as lost as one that fails."""
+STANDING = ("correct", "one campaign", "not checkable")
+"""Results of an audit with which a lesson is still read."""
 KINDS = ("dense", "moe")
 MAX_SUMMARIES = 5
 """Earlier campaigns that a later one reads."""
@@ -49,13 +54,60 @@ def problems(lesson: Lesson) -> list[str]:
         found.append("evidence: neither evidence nor source; say what it rests on")
     if lesson.effect != "condition" and not lesson.levers:
         found.append(f"levers: a lesson that {lesson.effect} names the lever groups it speaks of")
+    return [*found, *_claim_problems(lesson)]
+
+
+def _claim_problems(lesson: Lesson) -> list[str]:
+    claim, found = lesson.claim, []
+    if claim is None:
+        return []
+    if lesson.effect != EFFECTS[claim.outcome]:
+        found.append(f"claim.outcome: {claim.outcome} doesn't go with effect {lesson.effect}; say {EFFECTS[claim.outcome]} there")
+    if not claim.sets:
+        found.append("claim.sets: is empty; name what the move sets")
+    if claim.before.keys() - claim.sets.keys():
+        found.append("claim.before: speaks of more than claim.sets; leave that out, or say it under `when`")
+    if claim.gain_low is not None and claim.gain_high is not None and claim.gain_low > claim.gain_high:
+        found.append(f"claim.gain_low: {claim.gain_low:g} is above gain_high {claim.gain_high:g}; swap them")
+    if claim.failure and claim.outcome != "fails":
+        found.append(f"claim.failure: nothing fails where the outcome is {claim.outcome}; leave it out")
     return found
 
 
 def select(lessons: Iterable[Lesson], campaign: Campaign) -> list[Lesson]:
-    """Return the lessons that hold for a campaign, retired and contradicted ones left out."""
-    live = (x for x in lessons if x.status in ("confirmed", "tentative"))
-    return [x for x in live if in_scope(x.scope, campaign)]
+    """Return the lessons that hold for a campaign; left out: retired, contradicted, rejected ones, drafts nobody accepted."""
+    return [x for x in lessons if live(x) and in_scope(x.scope, campaign)]
+
+
+def live(lesson: Lesson) -> bool:
+    """Tell whether a lesson may be read: its status says so, and a person accepted it if no person wrote it."""
+    last = lesson.reviews[-1].decision if lesson.reviews else ""
+    return lesson.status in ("confirmed", "tentative") and last != "rejected" and (not lesson.drafted or last == "accepted")
+
+
+def claim_digest(lesson: Lesson) -> str:
+    """Return the digest of what a lesson claims; its wording, status, source and reviews are no part of it."""
+    said = lesson.data()
+    return digest_of({name: said.get(name) for name in ("scope", "levers", "effect", "when", "claim", "evidence")})
+
+
+def standing(lessons: Iterable[Lesson], audits: Mapping[str, LessonAudit]) -> list[Lesson]:
+    """Return the lessons that stand after their last audit; what rests on one campaign is never surer than tentative.
+
+    Args:
+        lessons: any.
+        audits: the last audit of each, by id; one of another claim says nothing.
+    """
+    found = []
+    for lesson in lessons:
+        audit = audits.get(lesson.id)
+        if audit is not None and audit.claimed == claim_digest(lesson):
+            if audit.result not in STANDING:
+                continue
+            if audit.result == "one campaign" and lesson.status == "confirmed":
+                lesson = lesson.model_copy(update={"status": "tentative"})
+        found.append(lesson)
+    return found
 
 
 def in_scope(scope: LessonScope, campaign: Campaign) -> bool:
@@ -100,10 +152,11 @@ def kind_of(arguments: Mapping[str, Value]) -> str:
 
 def speaking(lessons: Iterable[Lesson], group: str, arguments: Mapping[str, Value]) -> list[Lesson]:
     """Return the lessons that speak of a lever group at these final arguments (those after the move)."""
-    return [x for x in lessons if group in x.levers and all(_is(arguments.get(k), v) for k, v in x.when.items())]
+    return [x for x in lessons if group in x.levers and all(is_value(arguments.get(k), v) for k, v in x.when.items())]
 
 
-def _is(value: Value, wanted: Value) -> bool:
+def is_value(value: Value, wanted: Value) -> bool:
+    """Tell whether a final value is the wanted one; a list that is wanted of a plain value means any of its entries."""
     if isinstance(wanted, list) and not isinstance(value, list):
         return any(same_value(value, w) for w in wanted)
     return same_value(value, wanted)
