@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from attuner.core.base import Record, Value
+from attuner.core.private import MASK
 
 Kind = Literal["to_set", "undecided", "default", "overridden", "unknown", "secret", "left_out", "unparsed", "note"]
 TITLES: dict[Kind, str] = {
@@ -22,7 +23,6 @@ TITLES: dict[Kind, str] = {
     "note": "notes",
 }
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-MASK = "(secret)"
 TEXTS = re.compile(r"(name|path|dir|version|file|prefix|_id|key)$")
 """Arguments whose value stays text, even if it looks like a number."""
 

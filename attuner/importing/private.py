@@ -5,16 +5,11 @@ from __future__ import annotations
 import re
 
 from attuner.core.base import Scalar, Value
-from attuner.importing.model import MASK, Imported, Notes, one_line
+from attuner.core.private import is_secret, mask
+from attuner.importing.model import Imported, Notes, one_line
 from attuner.importing.shell.values import ROOT
 
-_SECRET_ENV = re.compile(r"(?i)(^|_)(api_?key|key|token|secret|password|passwd|pat|credentials?)$|^AWS_")
 _SECRET_FLAG = re.compile(r"(?i)(wandb_key|api_key|apikey|secret|password|passwd|(hf|hub|auth|access|github|bearer)_token)$")
-_SECRET_TEXT = re.compile(
-    r"\bhf_[A-Za-z0-9]{16,}|\bsk-[A-Za-z0-9_-]{16,}|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}"
-    r"|\bAKIA[A-Z0-9]{16}\b|\bnvapi-[\w-]{16,}|\bxox[bp]-[\w-]{10,}|(?<=://)[^/\s:@]+:[^/\s@]+(?=@)"
-    r"|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-)
 _LAUNCHER = re.compile(
     r"MASTER_(ADDR|PORT)|WORLD_SIZE|(NODE_|LOCAL_|GROUP_)?RANK|LOCAL_WORLD_SIZE|NNODES|SLURM_.*|RAY_.*|CUDA_VISIBLE_DEVICES|HOSTFILE"
 )
@@ -32,16 +27,6 @@ HUB = {"tokenizer_model", "hf_checkpoint"}
 """Arguments whose value may be a name on a hub of models, `organisation/name`."""
 HERE = "${SCRIPT_ROOT}"
 """Stands in a recipe for the folder that the script lies under."""
-
-
-def mask(text: str) -> str:
-    """Return text without anything that looks like a secret."""
-    return _SECRET_TEXT.sub(MASK, text)
-
-
-def is_secret(name: str, value: str) -> bool:
-    """Tell whether a variable of this name, or its value, is a secret."""
-    return bool(_SECRET_ENV.search(name) or _SECRET_TEXT.search(value))
 
 
 def is_path(name: str, value: Value) -> bool:
@@ -85,7 +70,7 @@ def kept_arguments(arguments: dict[str, Value], notes: Notes) -> dict[str, Value
         leaf = name.rsplit(".", 1)[-1]
         words = [str(v) for v in (value if isinstance(value, list) else [value])]
         named = _SECRET_FLAG.search(leaf) and not _SAFE_KEYS.match(leaf)
-        if named or any(_SECRET_TEXT.search(w) or notes.hides(w) for w in words):
+        if named or any(mask(w) != w or notes.hides(w) for w in words):
             notes.add("secret", name)
             for word in words:
                 notes.hide(word)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from attuner.core.errors import UserError
+from attuner.core.private import is_secret
 from attuner.importing.files import Beside, Source, sized
 from attuner.importing.flags import Vocabulary, read_flags
 from attuner.importing.launches import Launch, aside, launches
 from attuner.importing.model import Imported, Kind, Notes
 from attuner.importing.overrides import automodel_command, bridge_command
-from attuner.importing.private import is_secret, kept_arguments, kept_env
+from attuner.importing.private import kept_arguments, kept_env
 from attuner.importing.shell.heard import Heard
 from attuner.importing.shell.run import Walker
 from attuner.importing.shell.values import blanked, is_unknown, shown

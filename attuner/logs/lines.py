@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from attuner.core.private import mask
+
 MAX_LINE = 1 << 16
 """Longest line that is looked at, bytes; what is beyond is dropped."""
 MAX_PREFIXES = 8
@@ -86,6 +88,7 @@ def opened(text: str, number: int) -> Line:
 
 
 def shown(text: str, limit: int = 240) -> str:
-    """Return text as it may be shown to a person: one line of printable characters, cut in its middle if it is long."""
+    """Return text as it may be shown: one line of printable characters, without secrets, cut in its middle if it is long."""
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in _CUT_WORDS.sub(" ", plain(text)))
+    text = mask(text)
     return text if len(text) <= limit else f"{text[: limit * 2 // 3]} … {text[-(limit // 3) :]}"

@@ -13,6 +13,7 @@ from attuner.core.base import digest_of
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Broken
 from attuner.core.events import History, attempt_key
+from attuner.core.private import mask
 from attuner.core.run import Attempt, Launch, Settlement, Trial
 from attuner.policy import budget
 from attuner.ports import JobSpec, JobState, Kit, RunFiles
@@ -231,7 +232,7 @@ def settle(files: RunFiles, attempt: Attempt, *, gpus: int, state: JobState) -> 
             "gpu_hours": hours,
             "how": how,
             "lost": state.gone,
-            "detail": state.detail,
+            "detail": mask(state.detail),
         }
     )
 
@@ -255,7 +256,7 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
             "launch_id": attempt.launch_id,
             "attempt": attempt.number,
             "status": status,
-            "cause": cause,
+            "cause": mask(cause),
             "phase": result.phase,
             "failure": failure,
             "steps": [s.model_dump() for s in result.steps],
