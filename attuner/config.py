@@ -19,6 +19,7 @@ from attuner.core.campaign import OBSERVED_STEPS, Adaptation, Campaign, Cluster,
 from attuner.core.errors import UserError
 from attuner.core.lesson import Lesson
 from attuner.core.message import ModelPrice
+from attuner.core.private import is_secret
 from attuner.core.recipe import Recipe
 from attuner.policy import lessons
 from attuner.policy.conditions import check_condition
@@ -113,6 +114,7 @@ def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
         body["launcher"] = {**launcher, "table": str(_find(launcher["table"], path, roots).resolve())}
     campaign = _priced(parse(Campaign, {**body, "source_file": str(path)}, path), path, configs)
     _check_probe(campaign, path)
+    _check_private(campaign, path)
     return campaign
 
 
@@ -156,6 +158,23 @@ def _check_probe(campaign: Campaign, path: Path) -> None:
             f"{path}: workload.warmup_steps: {campaign.workload.warmup_steps}, but the probe looks at steps 0 and 1, "
             f"which can't be scored then; make it {OBSERVED_STEPS} or more"
         )
+
+
+def _check_private(campaign: Campaign, path: Path) -> None:
+    """Raise UserError if the file holds a secret: a campaign is on record for ever. Campaigns on record stay readable."""
+    cluster = campaign.launcher.cluster
+    places = {
+        "baseline.env": campaign.baseline.env,
+        "launcher.cluster.env": cluster.env,
+        "launcher.cluster.kube.env": cluster.kube.env if cluster.kube else {},
+    }
+    for where, env in places.items():
+        name = next((k for k, v in env.items() if is_secret(k, v)), None)
+        if name is not None:
+            raise UserError(
+                f"{path}: {where}.{name}: looks like a secret, and a campaign goes on record with all it holds; put it into the "
+                "nodes' environment, the image or a Kubernetes Secret"
+            )
 
 
 def _register_files(rules_dir: Path, stack: str) -> list[Path]:
