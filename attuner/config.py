@@ -21,7 +21,7 @@ from attuner.core.lesson import Lesson
 from attuner.core.message import ModelPrice
 from attuner.core.private import is_secret
 from attuner.core.recipe import Recipe
-from attuner.policy import lessons
+from attuner.lessonfiles import AUDIT, read_lessons
 from attuner.policy.conditions import check_condition
 from attuner.policy.inherit import Inherits, inherited
 from attuner.policy.register import Register, build_register
@@ -272,16 +272,9 @@ def load_lessons(lessons_dir: Path, stack: str) -> list[Lesson]:
     """
     found: dict[str, Lesson] = {}
     for file in [*sorted(lessons_dir.glob("*.yaml")), *sorted((lessons_dir / stack).glob("*.yaml"))]:
-        entries = read_yaml(file)
-        if not isinstance(entries, list):
-            raise UserError(f"{file}: expected a list of lessons")
-        for entry in entries:
-            name = entry.get("id", "?") if isinstance(entry, dict) else "?"
-            lesson = parse(Lesson, entry, f"{file}: lesson {name}")
-            if wrong := lessons.problems(lesson):
-                raise UserError(f"{file}: lesson {name}: {wrong[0]}")
+        for lesson in read_lessons(file) if file.name != AUDIT else []:
             if lesson.id in found:
-                raise UserError(f"{file}: lesson {name} stands twice; give one another id")
+                raise UserError(f"{file}: lesson {lesson.id} stands twice; give one another id")
             found[lesson.id] = lesson
     return list(found.values())
 

@@ -23,6 +23,7 @@ FLOORS = {
     **{
         "attuner.ports": 2,
         "attuner.config": 2,
+        "attuner.lessonfiles": 2,
         "attuner.settings": 2,
         "attuner.source": 2,
         "attuner.tables": 2,

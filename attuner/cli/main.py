@@ -190,6 +190,20 @@ def _lesson_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     listed.add_argument("--stack", default="", help="one stack only")
     listed.add_argument("--model", default="", help="those that may hold for a model's name, or for `dense` or `moe`")
     listed.add_argument("--lever", default="", metavar="GROUP", help="those that speak of a lever group")
+    about = "draft lessons from what campaigns tried, for a person to review; ledger facts alone"
+    drafted = _add(acts, "export", about, "lessons_write:export", json=True)
+    drafted.add_argument("campaign", metavar="CAMPAIGN", nargs="?", default="", help="those that rest on one campaign as well")
+    drafted.add_argument("-o", dest="out", default="", metavar="DIR", help="folder (default: ATTUNER_HOME/lessons)")
+    review = _add(acts, "review", "say which drafts are accepted or rejected, by whom and why", "lessons_write:review", json=True)
+    review.add_argument("files", metavar="FILE", nargs="+", help="files of lessons")
+    review.add_argument("--as", dest="name", default="", metavar="NAME", help="who reviews")
+    review.add_argument("--accept", nargs="+", action="extend", default=[], metavar="ID", help="lessons that may be read")
+    review.add_argument("--reject", nargs="+", action="extend", default=[], metavar="ID", help="lessons that may not")
+    review.add_argument("--why", default="", metavar="TEXT", help="reason; a rejection needs one")
+    about = "check every lesson against all campaigns' records, and put on record which of them stand"
+    audit = _add(acts, "audit", about, "lessons_write:audit", json=True)
+    audit.add_argument("files", metavar="FILE", nargs="*", help="drafts to check as well, beside those in ATTUNER_HOME/lessons")
+    audit.add_argument("--look", action="store_true", help="only look: put nothing on record")
 
 
 def _asked(words: list[str]) -> list[str]:

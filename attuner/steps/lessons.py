@@ -6,10 +6,13 @@ proposer could know.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from attuner.config import load_lessons
 from attuner.core.campaign import Campaign
 from attuner.core.events import History
-from attuner.core.lesson import CampaignSummary, Taught
+from attuner.core.lesson import CampaignSummary, Lesson, Taught
+from attuner.lessonfiles import load_audits
 from attuner.policy import lessons as policy
 from attuner.ports import Kit
 from attuner.steps.common import past, put
@@ -32,11 +35,17 @@ def taught(kit: Kit, campaign_id: str) -> Taught:
         return Taught()
     campaign = history.campaign()
     found = Taught(
-        lessons=policy.select(load_lessons(kit.lessons_dir, campaign.stack.name), campaign),
+        lessons=_standing(kit.lessons_dir, campaign),
         summaries=_earlier(kit, campaign),
     )
     put(kit, campaign_id, "taught", "start", found)
     return found
+
+
+def _standing(folder: Path, campaign: Campaign) -> list[Lesson]:
+    """Return the lessons in scope that stand after their last audit; who reviewed them is nobody's business here."""
+    read = policy.select(load_lessons(folder, campaign.stack.name), campaign)
+    return [x.model_copy(update={"reviews": []}) for x in policy.standing(read, load_audits(folder))]
 
 
 def _earlier(kit: Kit, campaign: Campaign) -> list[CampaignSummary]:
