@@ -6,7 +6,6 @@ valid measurement, or one that failed by its machine, shows nothing of its chang
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attuner.core.base import Value
@@ -145,10 +144,6 @@ def _failure(trial: Trial) -> tuple[str, str]:
     return found.kind, found.phase
 
 
-def counts(histories: Iterable[History]) -> tuple[int, int]:
-    """Return how many search launches ended, and how many of them show something of their change."""
-    ended = shown = 0
-    for history in histories:
-        ended += sum(1 for x in history.launches() if x.kind == "search" and history.trial(x.id) is not None)
-        shown += len(tried(history))
-    return ended, shown
+def num_ended(history: History) -> int:
+    """Return how many search launches ended, whether or not they show something of their change."""
+    return sum(1 for x in history.launches() if x.kind == "search" and history.trial(x.id) is not None)
