@@ -124,7 +124,9 @@ def _write(file: Path, text: str) -> None:
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(file)
     except OSError as error:
-        raise UserError(f"{file}: can't be written: {error.strerror or error}; give a folder that can with -o") from None
+        raise UserError(
+            f"{file}: can't be written: {error.strerror or error}; lessons are kept in a folder that can be written to"
+        ) from None
 
 
 # ---------------------------------------------------------------------------- a person's word

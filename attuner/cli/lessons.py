@@ -7,8 +7,9 @@ import json
 from fnmatch import fnmatchcase
 
 from attuner.config import load_lessons
-from attuner.core.lesson import Lesson
-from attuner.policy.lessons import KINDS
+from attuner.core.lesson import Lesson, LessonAudit
+from attuner.lessonfiles import load_audits
+from attuner.policy.lessons import KINDS, live, standing
 from attuner.settings import load_settings
 
 MARKS = {"helps": "+", "hurts": "-", "fails": "x", "condition": "?"}
@@ -20,13 +21,24 @@ def list_lessons(arguments: argparse.Namespace) -> int:
     stacks = [arguments.stack] if arguments.stack else sorted(p.name for p in folder.glob("*") if p.is_dir())
     found = {lesson.id: lesson for stack in stacks for lesson in load_lessons(folder, stack)}
     shown = [x for x in found.values() if _may_hold(x, arguments.model) and arguments.lever in ("", *x.levers)]
+    audits = load_audits(folder)
     if arguments.json:
-        print(json.dumps([x.data() for x in shown], indent=1))
+        print(json.dumps([{**x.data(), "read": _why_not(x, audits) == ""} for x in shown], indent=1))
         return 0
     for lesson in shown:
-        print(_text(lesson))
+        why_not = _why_not(lesson, audits)
+        print(_text(lesson) + (f"\n   not read: {why_not}" if why_not else ""))
     print(f"{len(shown)} of {len(found)} lessons; + helps, - hurts, x fails, ? read before use")
     return 0
+
+
+def _why_not(lesson: Lesson, audits: dict[str, LessonAudit]) -> str:
+    """Return why no campaign is given a lesson, or ''."""
+    if not live(lesson):
+        return f"it is {lesson.status}" if lesson.status not in ("confirmed", "tentative") else "no person accepted the draft"
+    if standing([lesson], audits):
+        return ""
+    return f"the audit of {audits[lesson.id].at} found it {audits[lesson.id].result}; {audits[lesson.id].why}"
 
 
 def _may_hold(lesson: Lesson, model: str) -> bool:

@@ -6,18 +6,21 @@ import argparse
 import datetime as dt
 import json
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attuner.core.base import digest_of
 from attuner.core.errors import UserError
 from attuner.core.events import History
-from attuner.core.lesson import AuditResult, Lesson, LessonReview
+from attuner.core.lesson import AuditResult, Lesson, LessonAudit, LessonReview
 from attuner.lessonfiles import as_yaml, lesson_files, load_audits, note_reviews, read_lessons, write_audits, write_drafts
 from attuner.policy import lessons_audit
 from attuner.policy.lessons import STANDING
+from attuner.policy.lessons_audit import Checked
 from attuner.policy.lessons_draft import drafts, said_already
-from attuner.policy.tried import Tried, counts, tried
+from attuner.policy.tried import Tried, num_ended, tried
 from attuner.settings import Settings, load_settings
 
 if TYPE_CHECKING:
@@ -25,29 +28,35 @@ if TYPE_CHECKING:
 
 DRAFTS = "lessons"
 """Folder of drafts in ATTUNER_HOME."""
-RESULTS: tuple[AuditResult, ...] = ("correct", "one campaign", "too broad", "wrong", "unsupported", "not checkable")
+RESULTS: tuple[AuditResult, ...] = ("correct", "one campaign", "not checkable", "too broad", "wrong", "unsupported")
 
 
 def _today() -> str:
     return dt.datetime.now(dt.UTC).date().isoformat()
 
 
-def _histories(ledger: DuckdbLedger) -> tuple[list[History], list[str]]:
-    """Return the campaigns that can be read, and the ids of those that another version of attuner wrote."""
-    found, unread = [], []
+@dataclass(frozen=True)
+class Pasts:
+    """What the campaigns of a ledger showed."""
+
+    histories: list[History]
+    records: list[Tried]
+    unread: list[str]
+    """Ids of campaigns that another version of attuner wrote, and that this one can't read."""
+
+
+def _pasts(ledger: DuckdbLedger) -> Pasts:
+    found = Pasts([], [], [])
     for name in ledger.campaigns():
         history = History(ledger.history(name))
         try:
-            tried(history)
+            shown = tried(history)
         except (ValueError, KeyError, IndexError):
-            unread.append(name)
+            found.unread.append(name)
             continue
-        found.append(history)
-    return found, unread
-
-
-def _records(histories: list[History]) -> list[Tried]:
-    return [t for h in histories for t in tried(h)]
+        found.histories.append(history)
+        found.records.extend(shown)
+    return found
 
 
 def _known(settings: Settings) -> dict[str, tuple[Path, Lesson]]:
@@ -65,45 +74,78 @@ def _known(settings: Settings) -> dict[str, tuple[Path, Lesson]]:
     return found
 
 
-def export(arguments: argparse.Namespace) -> int:
-    """Write drafts of what campaigns showed, those left out that are lessons, drafts or rejected already."""
+@dataclass(frozen=True)
+class Exported:
+    """What an export drafted."""
+
+    files: list[Path]
+    drafts: list[Lesson]
+    known: int
+    """Drafts left out: they are lessons, drafts or rejected already."""
+    ended: int
+    """Search launches that ended."""
+    shown: int
+    """Those that show something of their change."""
+    unread: list[str]
+
+
+def draft_lessons(settings: Settings, campaign: str = "", *, out: str = "") -> Exported:
+    """Write drafts of what campaigns showed, those left out that are lessons, drafts or rejected already.
+
+    Args:
+        settings: whose ledger and lessons.
+        campaign: id, or the start of it: only drafts that rest on this campaign too; '' for all.
+        out: folder; default ATTUNER_HOME/lessons.
+
+    Raises:
+        UserError: no such campaign, a lesson file is malformed, or a file can't be written.
+    """
     from attuner.wiring import open_ledger
 
-    settings = load_settings(project=arguments.project)
     ledger = open_ledger(settings)
-    campaign = ledger.find(arguments.campaign) if arguments.campaign else ""
-    histories, unread = _histories(ledger)
-    if campaign in unread:
-        raise UserError(f"{campaign}: was written by another version of attuner, which drafts its lessons")
-    candidates = [x for x in drafts(_records(histories)) if not campaign or _rests_on(x, campaign)]
+    campaign = ledger.find(campaign) if campaign else ""
+    pasts = _pasts(ledger)
+    if campaign in pasts.unread:
+        raise UserError(f"{campaign}: was written by another version of attuner; draft its lessons with that one")
+    candidates = [x for x in drafts(pasts.records) if not campaign or _rests_on(x, campaign)]
     known = [x for _, x in _known(settings).values()]
     new = [x for x in candidates if not said_already(x, known)]
-    folder = Path(arguments.out) if arguments.out else settings.home / DRAFTS
+    folder = Path(out) if out else settings.home / DRAFTS
     files = []
     for stack in sorted({x.scope.stack for x in new}):
         own = [x for x in new if x.scope.stack == stack]
-        name = f"{campaign or 'all'}-{digest_of([x.data() for x in own])[:8]}.yaml"
-        write_drafts(folder / stack / name, own)
-        files.append(folder / stack / name)
-    ended, shown = counts(h for h in histories if not campaign or h.campaign().id == campaign)
-    told = {
-        "files": [str(f) for f in files],
-        "drafts": [x.data() for x in new],
-        "known_already": len(candidates) - len(new),
-        "search_launches": ended,
-        "that_show_something": shown,
-        "unreadable_campaigns": unread,
-    }
+        files.append(folder / stack / f"{campaign or 'all'}-{digest_of([x.data() for x in own])[:8]}.yaml")
+        write_drafts(files[-1], own)
+    asked = [h for h in pasts.histories if not campaign or h.campaign().id == campaign]
+    shown = sum(1 for t in pasts.records if not campaign or t.campaign.id == campaign)
+    return Exported(files, new, len(candidates) - len(new), sum(map(num_ended, asked)), shown, pasts.unread)
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Draft lessons and print them."""
+    done = draft_lessons(load_settings(project=arguments.project), arguments.campaign, out=arguments.out)
     if arguments.json:
+        told = {
+            "files": [str(f) for f in done.files],
+            "drafts": [x.data() for x in done.drafts],
+            "known_already": done.known,
+            "search_launches": done.ended,
+            "that_show_something": done.shown,
+            "unreadable_campaigns": done.unread,
+        }
         print(json.dumps(told, indent=1, ensure_ascii=False))
         return 0
-    for lesson in new:
+    for lesson in done.drafts:
         print(f"draft {lesson.id}\n   {lesson.text}\n   rests on {', '.join(lesson.evidence)}")
-    print(f"{len(new)} drafts from {shown} of {ended} search launches ({told['known_already']} known already)")
-    print("\n".join(f"wrote {f}" for f in files) or "nothing to write")
+    print(f"{len(done.drafts)} drafts from {done.shown} of {done.ended} search launches ({done.known} known already)")
+    print("\n".join(f"wrote {f}" for f in done.files) or "nothing to write")
+    _say_unread(done.unread)
+    return 0
+
+
+def _say_unread(unread: list[str]) -> None:
     if unread:
         print(f"not read, written by another version of attuner: {', '.join(unread)}")
-    return 0
 
 
 def _rests_on(lesson: Lesson, campaign: str) -> bool:
@@ -155,45 +197,79 @@ def _waiting(files: dict[Path, list[Lesson]], *, as_json: bool) -> int:
     return 0
 
 
-def audit(arguments: argparse.Namespace) -> int:
-    """Check every lesson and draft against all campaigns, and put on record which lessons of the project stand."""
+@dataclass(frozen=True)
+class Audited:
+    """What an audit found."""
+
+    lessons: list[tuple[Checked, LessonAudit]]
+    """Each lesson with what this ledger's records say of it, and the audit that holds."""
+    homes: dict[str, Path]
+    campaigns: int
+    unread: list[str]
+    record: Path | None
+
+    def counts(self) -> dict[AuditResult, int]:
+        """Return how many lessons came out as what."""
+        tally = Counter(a.result for _, a in self.lessons)
+        return {r: tally[r] for r in RESULTS}
+
+
+def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: bool = True) -> Audited:
+    """Check every lesson and draft against all campaigns.
+
+    Args:
+        settings: whose ledger and lessons.
+        files: more drafts to check.
+        record: put on record, beside the project's lessons, which of them stand.
+
+    Raises:
+        UserError: a lesson file is malformed, or the record can't be written.
+    """
     from attuner.wiring import open_ledger
 
-    settings = load_settings(project=arguments.project)
     folder = settings.configs_dir() / "lessons"
     known = _known(settings)
-    for file in map(Path, arguments.files):
+    for file in files:
         for lesson in read_lessons(file):
             known.setdefault(lesson.id, (file, lesson))
-    histories, unread = _histories(open_ledger(settings))
-    checked = lessons_audit.audit([x for _, x in known.values()], _records(histories), at=_today())
+    pasts = _pasts(open_ledger(settings))
+    checked = lessons_audit.audit([x for _, x in known.values()], pasts.records, at=_today())
     ours = [c for c in checked if folder in known[c.lesson.id][0].parents]
     kept = lessons_audit.kept(load_audits(folder), ours)
-    record = None if arguments.look else write_audits(folder, kept)
     held = {x.id: x for x in kept}
-    found = [(c, held.get(c.lesson.id, c.audit)) for c in checked]
-    tally = Counter(a.result for _, a in found)
+    return Audited(
+        lessons=[(c, held.get(c.lesson.id, c.audit)) for c in checked],
+        homes={x: file for x, (file, _) in known.items()},
+        campaigns=len(pasts.histories),
+        unread=pasts.unread,
+        record=write_audits(folder, kept) if record else None,
+    )
+
+
+def audit(arguments: argparse.Namespace) -> int:
+    """Audit the lessons and print what came of it, what doesn't stand last."""
+    settings = load_settings(project=arguments.project)
+    done = audit_lessons(settings, map(Path, arguments.files), record=not arguments.look)
     if arguments.json:
-        lines = [
-            {**a.data(), "file": str(known[c.lesson.id][0]), "narrower": c.narrower.data() if c.narrower else None}
-            for c, a in found
-        ]
-        told = {"counts": {r: tally[r] for r in RESULTS}, "campaigns": len(histories), "unreadable_campaigns": unread}
-        print(json.dumps({**told, "record": str(record or ""), "lessons": lines}, indent=1, ensure_ascii=False))
+        told = {"counts": done.counts(), "campaigns": done.campaigns, "unreadable_campaigns": done.unread}
+        print(json.dumps({**told, "record": str(done.record or ""), "lessons": _rows(done)}, indent=1, ensure_ascii=False))
         return 0
-    for one, result in sorted(found, key=lambda x: RESULTS.index(x[1].result)):
+    for one, result in sorted(done.lessons, key=lambda x: RESULTS.index(x[1].result)):
         old = "" if result is one.audit else f" (audit of {result.at}; this ledger has no record of it)"
         print(f"{result.result:13} {one.lesson.id}: {result.why}{old}")
         if one.narrower is not None and result is one.audit:
-            print(
-                "   narrower, as far as the records go:\n" + "".join(f"     {x}\n" for x in as_yaml(one.narrower).splitlines()),
-                end="",
-            )
-    print(f"{len(found)} lessons against {len(histories)} campaigns: " + ", ".join(f"{tally[r]} {r}" for r in RESULTS))
-    if unread:
-        print(f"not read, written by another version of attuner: {', '.join(unread)}")
-    print(
-        f"proposers are given those that are {', '.join(STANDING)}; "
-        + (f"on record in {record}" if record else "nothing put on record")
-    )
+            lines = as_yaml(one.narrower).splitlines()
+            print("\n".join(["   narrower, as far as the records go:", *(f"     {x}" for x in lines)]))
+    counts = ", ".join(f"{n} {r}" for r, n in done.counts().items())
+    print(f"{len(done.lessons)} lessons against {done.campaigns} campaigns: {counts}")
+    _say_unread(done.unread)
+    where = f"on record in {done.record}" if done.record else "nothing put on record"
+    print(f"proposers are given those that are {', '.join(STANDING)}; {where}")
     return 0
+
+
+def _rows(done: Audited) -> list[dict[str, object]]:
+    return [
+        {**a.data(), "file": str(done.homes[c.lesson.id]), "narrower": c.narrower.data() if c.narrower else None}
+        for c, a in done.lessons
+    ]

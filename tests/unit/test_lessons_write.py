@@ -290,11 +290,13 @@ def test_audit_puts_on_record_what_stands(project: Path, capsys: pytest.CaptureF
     said = capsys.readouterr().out
     assert "wrong         wrong: " in said
     assert "On record only with recompute_granularity full." in said
-    assert (
-        "7 lessons against 3 campaigns: 0 correct, 5 one campaign, 1 too broad, 1 wrong, 0 unsupported, 0 not checkable" in said
-    )
+    assert "7 lessons against 3 campaigns: 0 correct, 5 one campaign, 0 not checkable, 1 too broad, 1 wrong, 0 uns" in said
     found = load_audits(folder)
     assert {x.id: x.result for x in found.values()} == {"broad": "too broad", "wrong": "wrong"}  # drafts are none of it
+    assert call(project, "list") == 0
+    assert "not read: the audit of " in capsys.readouterr().out
+    assert call(project, "list", "--json") == 0
+    assert [x["read"] for x in json.loads(capsys.readouterr().out)] == [False, False]
     assert call(project, "audit", "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert told["counts"]["too broad"] == 1
