@@ -87,7 +87,10 @@ function start() {
   }
   find("search").addEventListener("input", narrow);
   filters.forEach((filter) => filter.addEventListener("change", narrow));
-  find("filters").addEventListener("reset", () => setTimeout(narrow));
+  find("filters").addEventListener("reset", () => setTimeout(() => {
+    find("sort").value = current().dataset.key;
+    narrow();
+  }));
   find("filters").addEventListener("submit", (event) => event.preventDefault());
 
   /* --- two recipes side by side --- */

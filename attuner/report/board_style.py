@@ -21,7 +21,7 @@ button{cursor:pointer}button:hover{border-color:var(--ink)}
 #board{font-size:.84rem;margin-top:10px}
 #board th,#board td{padding:8px 6px}
 #board td.num,#board .tag{white-space:normal}
-#board td.gate{min-width:12.6em}#board td.files{min-width:6.4em}
+#board td.gate{min-width:13.4em}#board td.files{min-width:6.4em}
 #board td .sub,#board td.files{overflow-wrap:break-word}
 #board b,#board .arrow{white-space:nowrap}
 #board tbody th .sub{font-weight:400}
@@ -45,8 +45,7 @@ border:1px solid var(--line);border-top:3px solid var(--blue);padding:10px 14px;
 #count{font-size:.88rem;color:var(--soft);margin:0}
 #differences th a{color:inherit}
 #differences td{width:36%}#differences td.head{width:28%}
-.warn{color:var(--red)}
-.yaml{max-height:none}
+main pre{white-space:pre-wrap;overflow-wrap:anywhere}
 """
 
 _NARROW = """
@@ -68,7 +67,7 @@ html:not(.js) #board td.pick{display:none}
 @media(min-width:901px){.cards-only{display:none!important}}
 @media(max-width:640px){
 #differences td{width:100%}#differences td.head{width:100%}
-.controls select,.controls button{width:100%}
+.controls select{width:100%}.controls button{flex:1 1 140px}
 .controls label{flex:1 1 140px}
 }
 """
@@ -78,8 +77,10 @@ _PRINT = """
 @page{size:landscape}
 .controls,#picked,#count,#compare .controls,#board .pick,noscript,.screen{display:none!important}
 main.wide{max-width:none}
-#board{font-size:7.5pt}#board th,#board td{padding:3pt}
-#board tbody th{min-width:0}
+#board{font-size:7.5pt;width:100%;margin:0}#board th,#board td{padding:3pt}#board thead th{font-size:7pt}
+#board tbody th,#board td.files{min-width:0}#board td.gate{min-width:88pt}
+#differences{font-size:8.5pt}
+table{width:100%;margin:0}
 #board thead th{position:static}
 #board thead button::after{content:none}
 }

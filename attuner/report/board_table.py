@@ -119,7 +119,7 @@ def cost(e: BoardEntry) -> Shown:
     model = f"{facts.model_usd:.2f} US dollars to a {MODEL_COST}" if facts.num_model_calls else ""
     subs = _sub(esc(usd)) + _sub(esc(model))
     amount = esc(facts.units.amount(facts.total_gpu_hours))
-    return Shown(f"{amount} {esc(facts.units.time)}{subs}", facts.total_gpu_hours)
+    return Shown(f'{amount} <span class="nowrap">{esc(facts.units.time)}</span>{subs}', facts.total_gpu_hours)
 
 
 def evidence(e: BoardEntry) -> Shown:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from attuner.core.events import History
 from attuner.core.judgement import Decision, Finding, Score, Verdict, worst
-from attuner.core.run import Launch, Trial
+from attuner.core.run import Attempt, Launch, Trial
 from attuner.core.search import Hypothesis
 
 Outcome = Literal["ok", "oom", "hang", "crash", "infrastructure", "stopped_early", "running", "refused", "not launched"]
@@ -71,22 +71,40 @@ class LaunchRow:
 def launch_rows(history: History) -> tuple[LaunchRow, ...]:
     """Return the rows of a campaign in the order in which they were decided."""
     first = {(e.kind, e.key): e.n for e in reversed(history.events)}
-    spent: dict[str, float] = {}
-    total = 0.0
-    for s in history.settlements():
-        total += s.gpu_hours
-        spent[s.launch_id] = total
+    account = _account(history)
     launches = history.launches()
     launched = {x.hypothesis for x in launches}
-    rows = [(first[("launch", x.id)], _launch(history, x, spent)) for x in launches]
+    rows = [(first[("launch", x.id)], _launch(history, x, account.get(x.id, Account()))) for x in launches]
     rows += [(first[("hypothesis", h.id)], _unlaunched(history, h)) for h in history.hypotheses() if h.id not in launched]
     return tuple(row for _, row in sorted(rows, key=lambda pair: pair[0]))
 
 
-def _launch(history: History, launch: Launch, spent: dict[str, float]) -> LaunchRow:
+@dataclass
+class Account:
+    """What one launch was charged, and what the whole campaign had been when its last attempt was settled."""
+
+    attempts: int = 0
+    gpu_hours: float = 0.0
+    spent_after: float = 0.0
+
+
+def _account(history: History) -> dict[str, Account]:
+    """Return every launch's account in one pass: a year's campaign has thousands of attempts."""
+    found: dict[str, Account] = {}
+    for a in history.all("attempt", Attempt):
+        found.setdefault(a.launch_id, Account()).attempts += 1
+    total = 0.0
+    for s in history.settlements():
+        total += s.gpu_hours
+        mine = found.setdefault(s.launch_id, Account())
+        mine.gpu_hours += s.gpu_hours
+        mine.spent_after = total
+    return found
+
+
+def _launch(history: History, launch: Launch, account: Account) -> LaunchRow:
     trial, score = history.trial(launch.id), history.score(launch.id)
     hypothesis = history.hypothesis(launch.hypothesis) if launch.hypothesis else None
-    attempts = history.attempts(launch.id)
     config = history.verdict(launch.hypothesis) if launch.hypothesis else None
     verdicts = [*([config] if config else []), *(history.looks(launch.id, trial.attempt) if trial else [])]
     measured = score is not None and score.valid and score.tokens_per_s_per_gpu > 0
@@ -109,9 +127,9 @@ def _launch(history: History, launch: Launch, spent: dict[str, float]) -> Launch
         reason=_reason(trial, score, verdicts, launch.kind),
         new_leader=bool(score and score.new_leader),
         peak_mem_gib=trial.peak_mem_gib() if trial else None,
-        num_attempts=len(attempts),
-        gpu_hours=history.charge(launch.id),
-        spent_after=spent.get(launch.id, 0.0),
+        num_attempts=account.attempts,
+        gpu_hours=account.gpu_hours,
+        spent_after=account.spent_after,
     )
 
 

@@ -114,6 +114,11 @@ def value(x: Value) -> str:
 def clean(text: object, *, limit: int = MAX_TEXT) -> str:
     """Return foreign text as one visible line: no control or direction characters, white space joined, bounded."""
     flat = " ".join(str(text).split())
-    # Cc control, Cf format (direction marks), Cs surrogates, Co private, Cn unassigned: nothing a person can read
-    seen = "".join("\ufffd" if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Cn") else c for c in flat)
+    # Cc control, Cf format (direction marks), Cs surrogates, Co private, Cn unassigned: nothing a person can read.
+    # text that is printable throughout has none of them, and is most text
+    seen = flat if flat.isprintable() else "".join(_seen(c) for c in flat)
     return seen if len(seen) <= limit else seen[: limit - 1] + "…"
+
+
+def _seen(char: str) -> str:
+    return "\ufffd" if unicodedata.category(char) in ("Cc", "Cf", "Cs", "Co", "Cn") else char

@@ -296,7 +296,7 @@ def test_dollars_per_million_tokens() -> None:
 
 
 def pairs() -> list[BoardEntry]:
-    odd = with_final(campaign_events(), lr=1, flag=None, text="</script>")
+    odd = with_final(campaign_events(), lr=1, flag=None, text="</script>", sequence_parallel=0)  # 0 is not False
     return entries([*several(), renamed(odd, "odd-0001", later=-3 * DAY)], PRICES)
 
 
