@@ -152,6 +152,24 @@ def test_two_campaigns_of_one_model_are_one_model_unless_the_lesson_says_so(reco
 def test_what_a_lesson_cites_outside_its_scope_is_not_held_against_it(records: list[Tried]) -> None:
     cites_all = lesson(when=AT_FULL, evidence=[t.evidence for t in records])
     assert result(cites_all, records)[0] == "correct"
+    assert result(lesson(when=AT_FULL, evidence=[records[4].evidence]), records)[0] == "correct"
+
+
+def test_a_lesson_whose_own_evidence_contradicts_it_is_wrong_whatever_others_say(records: list[Tried]) -> None:
+    found, why = result(lesson(evidence=[records[4].evidence]), records)
+    assert found == "wrong"
+    assert "its own evidence shows otherwise" in why
+
+
+def test_a_lesson_is_held_against_trials_of_its_own_lever_groups(records: list[Tried]) -> None:
+    assert result(lesson(levers=["layout"]), records)[0] == "not checkable"
+    assert result(lesson(levers=["layout", "micro-batch"]), records)[0] == "too broad"
+
+
+def test_a_launch_that_the_looks_refuse_is_lost_too(records: list[Tried]) -> None:
+    refused = dataclasses.replace(records[1], outcome="refused", gain=0.5)
+    assert judge(lesson(effect="fails"), refused) == "supports"
+    assert judge(lesson(effect="fails", claim={**CLAIM, "outcome": "fails"}), refused) == "contradicts"
 
 
 @pytest.mark.parametrize(
@@ -264,6 +282,13 @@ def test_only_lessons_that_stand_are_read_and_one_campaign_is_never_sure() -> No
     (weaker,) = policy.standing([given], {given.id: audited(given, "one campaign")})
     assert weaker.status == "tentative"
     assert policy.standing([given], {}) == [given]
+
+
+def test_a_rejected_lesson_is_not_read_whatever_its_status_says() -> None:
+    rejected = {"by": "Ada", "at": "2026-11-30", "decision": "rejected", "why": "no"}
+    assert policy.live(lesson())
+    assert not policy.live(lesson(reviews=[rejected]))
+    assert policy.live(lesson(reviews=[rejected, {**rejected, "decision": "accepted"}]))
 
 
 def test_an_audit_holds_for_what_the_lesson_claims_not_for_its_wording() -> None:
