@@ -92,7 +92,7 @@ def claim_digest(lesson: Lesson) -> str:
 
 
 def standing(lessons: Iterable[Lesson], audits: Mapping[str, LessonAudit]) -> list[Lesson]:
-    """Return the lessons that stand after their last audit; what rests on one campaign is never surer than tentative.
+    """Return the lessons that stand after their last audit; what rests on one campaign alone is never surer than tentative.
 
     Args:
         lessons: any.
@@ -104,7 +104,7 @@ def standing(lessons: Iterable[Lesson], audits: Mapping[str, LessonAudit]) -> li
         if audit is not None and audit.claimed == claim_digest(lesson):
             if audit.result not in STANDING:
                 continue
-            if audit.result == "one campaign" and lesson.status == "confirmed":
+            if audit.result == "one campaign" and lesson.status == "confirmed" and not lesson.source:
                 lesson = lesson.model_copy(update={"status": "tentative"})
         found.append(lesson)
     return found
