@@ -279,8 +279,11 @@ def test_only_lessons_that_stand_are_read_and_one_campaign_is_never_sure() -> No
         assert policy.standing([given], {given.id: audited(given, told)}) == []
     for told in ("correct", "not checkable"):
         assert policy.standing([given], {given.id: audited(given, told)}) == [given]
-    (weaker,) = policy.standing([given], {given.id: audited(given, "one campaign")})
-    assert weaker.status == "tentative"
+    drafted = lesson(source=[], evidence=["a-1:l07#1"])
+    (weaker,) = policy.standing([drafted], {drafted.id: audited(drafted, "one campaign")})
+    assert (given.status, weaker.status) == ("confirmed", "tentative")
+    # a campaign that bears out what a source says makes it no weaker
+    assert policy.standing([given], {given.id: audited(given, "one campaign")}) == [given]
     assert policy.standing([given], {}) == [given]
 
 
