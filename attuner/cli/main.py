@@ -80,6 +80,8 @@ def _reading_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     board = _add(verbs, "board", "one line per campaign: what was shipped, gain, cost", "board:board", json=True)
     board.add_argument("--html", default="", metavar="DIR", help="write a static site there: recipes, reports, comparison")
     board.add_argument("--prices", default="", metavar="FILE", help="price table for the site (default: the project's)")
+    doctor = _add(verbs, "doctor", "is this installation fit to run unattended, and what to mend", "doctor:doctor", json=True)
+    doctor.add_argument("--mend", action="store_true", help="make the Prefect automation that marks dead runs, if it is missing")
     spend = _add(verbs, "spend", "where device-hours and dollars went: all campaigns, or one", "spend:spend", json=True)
     spend.add_argument("campaign", metavar="CAMPAIGN", nargs="?", default="", help="campaign id, or the start of it")
     spend.add_argument("--by", default="", choices=["", "campaign", "purpose", "outcome", "launcher", "hardware"], help="sum by")
