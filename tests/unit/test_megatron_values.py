@@ -7,6 +7,7 @@ import enum
 import functools
 import json
 import os
+import re
 import subprocess
 import sys
 import types
@@ -75,7 +76,7 @@ def final(given: dict[str, Any], **config: Any) -> dict[str, Any]:
         ([], []),
         (None, None),
     ],
-    ids=lambda x: str(x)[:30],
+    ids=lambda x: re.sub(r" at 0x[0-9a-f]+", "", str(x))[:30],
 )
 def test_a_value_has_one_plain_form(value: Any, flat: Any) -> None:
     assert plain(value) == flat
