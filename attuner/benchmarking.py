@@ -61,6 +61,21 @@ def freeze(campaign: Campaign, patterns: Iterable[str], described: Mapping[str, 
     return f"{name}@sha256:{found}"
 
 
+def check_weights(campaign: Campaign, arguments: Mapping[str, Value], names: Iterable[str]) -> None:
+    """Raise UserError if the baseline loads weights that no launch would load: it would train from random ones, unsaid.
+
+    names: the arguments by which the framework loads them.
+    """
+    if campaign.prepare.checkpoint or campaign.prepare.steps:
+        return
+    name = next((n for n in names if arguments.get(n)), None)
+    if name is not None:
+        raise UserError(
+            f"{campaign.source_file}: prepare.checkpoint: the recipe's {name} is {arguments[name]}, but launches load what "
+            "prepare.checkpoint names; name it there"
+        )
+
+
 def nested(flat: Mapping[str, Value]) -> dict[str, Any]:
     """Return dotted names as the tree that they were made of; parts that are all numbers from 0 on are a list.
 

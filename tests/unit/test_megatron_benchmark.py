@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from attuner.core.campaign import Campaign
+from attuner.benchmarking import as_judged, check_weights
+from attuner.core.campaign import Campaign, Prepare
 from attuner.core.errors import UserError
 from attuner.core.recipe import EffectiveConfig
 from attuner.runner.megatron_tokens import Vocabulary
@@ -59,7 +60,7 @@ def test_dropped_options_go_with_their_values_and_nothing_else_does() -> None:
 def test_a_run_is_judged_by_its_own_report_save_for_the_wrapping() -> None:
     judged: dict[str, Any] = {"lr": 0.1, "save": "checkpoints", "log_interval": 10, "exit_interval": None}
     told: dict[str, Any] = {"lr": 0.2, "load": "/c", "log_interval": 1, "exit_interval": 11, "new": 1}
-    found = benchmark.as_judged(told, judged)
+    found = as_judged(told, judged, benchmark.ALWAYS_TOLD)
     assert found == {"lr": 0.2, "new": 1, "save": "checkpoints", "log_interval": 10, "exit_interval": None}
 
 
@@ -121,3 +122,12 @@ def test_data_out_of_sight_keep_the_stated_digest(caplog: pytest.LogCaptureFixtu
     stated = f"mine@sha256:{'0' * 64}"
     assert data.freeze(frame(stated), final(data_path="/nowhere/rows")) == stated
     assert "on trust" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["load", "pretrained_checkpoint"])
+def test_weights_that_no_launch_would_load_are_refused_at_birth(name: str) -> None:
+    with pytest.raises(UserError, match=r"t\.yaml: prepare\.checkpoint: the recipe's \w+ is /ckpt"):
+        check_weights(frame("mock"), {name: "/ckpt"}, ("load", "pretrained_checkpoint"))
+    told = frame("mock").model_copy(update={"prepare": Prepare(checkpoint="/ckpt")})
+    check_weights(told, {name: "/ckpt"}, ("load", "pretrained_checkpoint"))
+    check_weights(frame("mock"), {}, ("load", "pretrained_checkpoint"))

@@ -83,6 +83,7 @@ class AutomodelStack:
                 f"{campaign.source_file}: prepare.steps: AutoModel's launches start from a checkpoint of yours or from "
                 "from_pretrained weights; name it in prepare.checkpoint"
             )
+        benchmarking.check_weights(campaign, campaign.baseline.arguments, ("checkpoint.restore_from",))
         data = {k: v for k, v in campaign.baseline.arguments.items() if k.startswith(("dataset.", "packed_sequence."))}
         paths = [v for k, v in data.items() if k in ("dataset.paths", "dataset.file_pattern", "dataset.path_or_dataset_id")]
         patterns = [str(p) for value in paths for p in (value if isinstance(value, list) else [value])]

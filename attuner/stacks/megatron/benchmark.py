@@ -12,7 +12,7 @@ DROPPED = (
     *("save", "load", "pretrained_checkpoint", "ckpt_step", "auto_detect_ckpt_format", "exit_duration_in_mins"),
     *("tensorboard_dir", "wandb_project", "wandb_exp_name", "wandb_save_dir", "wandb_entity"),
     *("async_save", "non_persistent_save_interval", "non_persistent_global_ckpt_dir", "non_persistent_local_ckpt_dir"),
-    *("profile", "use_pytorch_profiler", "record_memory_history", "phase_transition_iterations", "rampup_save"),
+    *("profile", "use_pytorch_profiler", "record_memory_history", "phase_transition_iterations"),
 )
 """Arguments that are taken out of the recipe for a launch."""
 LOGGED: dict[str, Value] = {"log_interval": 1, "eval_iters": 0}
@@ -37,12 +37,3 @@ def wrapping(inputs: dict[str, Any], *, profile_steps: int) -> dict[str, Value]:
     if inputs.get("save"):
         found |= {"save": str(inputs["save"]), **SAVED, "save_interval": total}
     return found
-
-
-def as_judged(told: dict[str, Value], judged: dict[str, Value]) -> dict[str, Value]:
-    """Return what a run reported of its final arguments, as its recipe would have made them without the wrapping.
-
-    Only the wrapping's own arguments take the judged value: what else differs is what the run really trained with.
-    """
-    kept = {name: value for name, value in told.items() if name not in ALWAYS_TOLD}
-    return {**kept, **{name: judged[name] for name in ALWAYS_TOLD if name in judged}}

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from attuner import runs
+from attuner import benchmarking, runs
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
@@ -126,7 +126,9 @@ class MegatronStack:
 
     def freeze(self, campaign: Campaign, folder: Path) -> str:
         """Return the dataset with the digest of what the baseline reads; see ports.Stack."""
-        return data.freeze(campaign, self.resolve(campaign.baseline, campaign))
+        baseline = self.resolve(campaign.baseline, campaign)
+        benchmarking.check_weights(campaign, baseline.arguments, ("load", "pretrained_checkpoint"))
+        return data.freeze(campaign, baseline)
 
     def command(self, recipe: Recipe, campaign: Campaign, *, kind: str, profile_steps: int, inputs: dict[str, Any]) -> JobSpec:
         """Return what to run for one launch; see ports.Stack. Raises UserError for a component test: there is none."""
@@ -171,7 +173,7 @@ class MegatronStack:
         if not result.arguments or not job.exists():
             return result
         judged = run_files.read_json(job).get("judged", {})
-        return result.model_copy(update={"arguments": benchmark.as_judged(result.arguments, judged)})
+        return result.model_copy(update={"arguments": benchmarking.as_judged(result.arguments, judged, benchmark.ALWAYS_TOLD)})
 
     def progress(self, files: RunFiles) -> int:
         """Return how many steps are written."""
