@@ -13,7 +13,7 @@ from typing import Any
 from attuner.core.base import Value
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
-from attuner.datatools.frozen import sha256_of
+from attuner.datatools.frozen import digest_of, sha256_of
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def freeze(campaign: Campaign, patterns: Iterable[str], described: Mapping[str, 
     if made:
         found = hashlib.sha256(repr(sorted(described.items())).encode()).hexdigest()
     elif listed and not unseen:
-        found = hashlib.sha256("".join(sha256_of(f) for f in files).encode()).hexdigest()
+        found = digest_of(sha256_of(f) for f in files)
     elif stated:
         log.warning("%s: %s is not seen from here: the stated digest is taken on trust", where, unseen or name)
         return campaign.workload.dataset

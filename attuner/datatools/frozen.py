@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,3 +107,8 @@ def sha256_of(path: Path) -> str:
 def document(value: Any) -> str:
     """Return data as the JSON text that stands in the files: sorted, so that equal data are equal bytes."""
     return json.dumps(value, indent=1, sort_keys=True, allow_nan=False, ensure_ascii=False) + "\n"
+
+
+def digest_of(sha256s: Iterable[str]) -> str:
+    """Return one digest of several files by their own, in their order: the dataset's in a campaign."""
+    return hashlib.sha256(b"".join(bytes.fromhex(x) for x in sha256s)).hexdigest()

@@ -5,7 +5,6 @@ torch lives in the runner, so the files are written by a child, `python -m attun
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -68,8 +67,8 @@ def make_rollout(folder: Path, out: Path, wish: Rollout, *, force: bool = False)
             "rows": {k: about[k] for k in ("sha256", "mask_sha256", "seq_len", "num_rows", "vocab_size") if k in about},
             "wish": asdict(wish),
             "template": TEMPLATE,
-            # as stacks freeze the files that a pattern finds: the digests' hexadecimal digits, files in the order of their names
-            "sha256": hashlib.sha256("".join(written["files"][name] for name in sorted(written["files"])).encode()).hexdigest(),
+            # as stacks freeze the files that a pattern finds, in the order of their names
+            "sha256": frozen.digest_of(written["files"][name] for name in sorted(written["files"])),
             **written,
         }
         (part / MARK).write_text(frozen.document(told), encoding="utf-8")

@@ -126,8 +126,8 @@ def _index(part: Path, layout: Layout, dtype: str, num_rows: int) -> dict[str, A
     sequences, tokens = (1, num_rows * layout.seq_len + 1) if whole else (num_rows, layout.seq_len + 1)
     with (part / index).open("wb") as file:
         write_index(file, dtype, num_rows=sequences, width=tokens)
-    digests = (bytes.fromhex(frozen.sha256_of(part / name)) for name in (data, index))
-    return {"prefix": data.removesuffix(".bin"), "sha256": hashlib.sha256(b"".join(digests)).hexdigest()}
+    found = frozen.digest_of(frozen.sha256_of(part / name) for name in (data, index))
+    return {"prefix": data.removesuffix(".bin"), "sha256": found}
 
 
 def _pad(stream: Stream, layout: Layout) -> int | None:

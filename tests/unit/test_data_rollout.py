@@ -110,7 +110,7 @@ def test_the_command_writes_the_files_and_says_how_slime_takes_them(tmp_path: Pa
     assert told["files"].keys() == {"rollout_0.pt", "rollout_1.pt"}
     digests = [hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(out.glob("rollout_*.pt"))]
     assert list(told["files"].values()) == digests
-    whole = hashlib.sha256("".join(digests).encode()).hexdigest()
+    whole = hashlib.sha256(b"".join(bytes.fromhex(x) for x in digests)).hexdigest()
     assert f"{out}/rollout_{{rollout_id}}.pt@sha256:{whole}" in said
 
 

@@ -11,11 +11,11 @@ from attuner.core.base import Value
 from attuner.core.campaign import Campaign
 from attuner.core.errors import UserError
 from attuner.core.recipe import EffectiveConfig
+from attuner.datatools.frozen import digest_of, sha256_of
 
 log = logging.getLogger(__name__)
 MOCK = "mock"
 ENDINGS = (".bin", ".idx")
-CHUNK = 1 << 24
 
 
 def freeze(campaign: Campaign, baseline: EffectiveConfig) -> str:
@@ -64,14 +64,7 @@ def prefixes(arguments: dict[str, Value]) -> list[str]:
 
 def digest(files: list[Path]) -> str:
     """Return sha256 over the files' own digests, in their order."""
-    whole = hashlib.sha256()
-    for file in files:
-        one = hashlib.sha256()
-        with file.open("rb") as data:
-            while chunk := data.read(CHUNK):
-                one.update(chunk)
-        whole.update(one.digest())
-    return whole.hexdigest()
+    return digest_of(sha256_of(file) for file in files)
 
 
 def _is_number(word: str) -> bool:
