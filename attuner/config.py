@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import functools
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import Field
 
-from attuner.core.base import Record, canonical_json
+from attuner.core.base import Record, Value, canonical_json
 from attuner.core.campaign import OBSERVED_STEPS, Adaptation, Campaign, Cluster, Published
 from attuner.core.errors import UserError
 from attuner.core.lesson import Lesson
 from attuner.core.message import ModelPrice
 from attuner.core.private import is_secret
-from attuner.core.recipe import Recipe
-from attuner.lessonfiles import AUDIT, read_lessons
+from attuner.core.recipe import Change, Recipe
+from attuner.lessonfiles import RECORDS, read_lessons
 from attuner.policy.conditions import check_condition
 from attuner.policy.inherit import Inherits, inherited
 from attuner.policy.register import Register, build_register
@@ -84,8 +85,13 @@ def load_cluster(path: Path) -> Cluster:
     return parse(Cluster, read_yaml(path), path)
 
 
-def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
+def load_campaign(path: Path, *, configs: Path | None = None, changes: Mapping[str, Value] | None = None) -> Campaign:
     """Read a campaign file with the recipe and the cluster it names; ids and digests come at birth.
+
+    Args:
+        path: the file.
+        configs: the folder of recipes, clusters and prices.
+        changes: what holds instead of what the file says, by key (`budget.gpu_hours`); the campaign's record names it.
 
     Raises:
         UserError: one line on the first problem.
@@ -97,10 +103,11 @@ def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
     for key in ("baseline", "launcher", "stack", "workload"):
         if key not in data:
             raise UserError(f"{path}: {key}: is missing; add it")
-    for key in ("id", "register_lock", "source_file"):
+    for key in ("id", "register_lock", "source_file", "changed", "retunes"):
         if key in data:
             raise UserError(f"{path}: {key}: is set by attuner at birth; take it out")
     body = dict(data)
+    changed = [x.data() for x in (_change(body, k, v) for k, v in (changes or {}).items()) if x.before != x.after]
     if isinstance(body["baseline"], str):
         found = load_recipe_file(_find(body["baseline"], path, roots))
         body["baseline"] = found.recipe().data()
@@ -112,10 +119,20 @@ def load_campaign(path: Path, *, configs: Path | None = None) -> Campaign:
         launcher = body["launcher"] = {**launcher, "cluster": load_cluster(file).data()}
     if isinstance(launcher, dict) and isinstance(launcher.get("table"), str) and launcher["table"]:
         body["launcher"] = {**launcher, "table": str(_find(launcher["table"], path, roots).resolve())}
-    campaign = _priced(parse(Campaign, {**body, "source_file": str(path)}, path), path, configs)
+    campaign = _priced(parse(Campaign, {**body, "source_file": str(path), "changed": changed}, path), path, configs)
     _check_probe(campaign, path)
     _check_private(campaign, path)
     return campaign
+
+
+def _change(body: dict[str, Any], key: str, value: Value) -> Change:
+    """Set `section.name` of a campaign file's data, and return what it was before."""
+    section, _, name = key.partition(".")
+    old = body.get(section) or {}
+    if not isinstance(old, dict):
+        raise UserError(f"{section}: expected keys and values, found {type(old).__name__}")
+    body[section] = {**old, name: value}
+    return Change(key=key, before=old.get(name), after=value)
 
 
 def _priced(campaign: Campaign, path: Path, configs: Path | None) -> Campaign:
@@ -127,16 +144,21 @@ def _priced(campaign: Campaign, path: Path, configs: Path | None) -> Campaign:
     spec = campaign.proposer
     if spec.name != "claude" or spec.price is not None or configs is None:
         return campaign
+    price = model_price(spec.model, configs, f"{path}: proposer.model")
+    return campaign.model_copy(update={"proposer": spec.model_copy(update={"price": price})})
+
+
+def model_price(model: str, configs: Path, where: str) -> ModelPrice:
+    """Return what a model costs by configs/prices/. Raises UserError, with `where` it was named, if nobody says."""
     prices = {
         name: price for file in sorted((configs / PRICES).glob("*.yaml")) for name, price in (read_yaml(file) or {}).items()
     }
-    if spec.model not in prices:
+    if model not in prices:
         raise UserError(
-            f"{path}: proposer.model: {spec.model or 'none'}: its price is not known; add it to {configs / PRICES}, or write "
+            f"{where}: {model or 'none'}: its price is not known; add it to {configs / PRICES}, or write "
             f"proposer.price; known: {', '.join(sorted(prices))}"
         )
-    price = parse(ModelPrice, prices[spec.model], f"{configs / PRICES}: {spec.model}")
-    return campaign.model_copy(update={"proposer": spec.model_copy(update={"price": price})})
+    return parse(ModelPrice, prices[model], f"{configs / PRICES}: {model}")
 
 
 def _check_probe(campaign: Campaign, path: Path) -> None:
@@ -272,7 +294,7 @@ def load_lessons(lessons_dir: Path, stack: str) -> list[Lesson]:
     """
     found: dict[str, Lesson] = {}
     for file in [*sorted(lessons_dir.glob("*.yaml")), *sorted((lessons_dir / stack).glob("*.yaml"))]:
-        for lesson in read_lessons(file) if file.name != AUDIT else []:
+        for lesson in read_lessons(file) if file.name not in RECORDS else []:
             if lesson.id in found:
                 raise UserError(f"{file}: lesson {lesson.id} stands twice; give one another id")
             found[lesson.id] = lesson
@@ -329,14 +351,23 @@ def file_digests(rules_dir: Path) -> dict[str, str]:
 
 def register_lock(rules_dir: Path, stack: str) -> str:
     """Return one digest of the stack's rules, the common rules and the judging code, as they are on disk now."""
+    return hashlib.sha256(canonical_json(_judging(rules_dir, stack)).encode()).hexdigest()
+
+
+def rules_digest(rules_dir: Path, stack: str) -> str:
+    """Return one digest of the stack's rules and the common ones alone, without the code that applies them."""
+    rules = {name: digest for name, digest in _judging(rules_dir, stack).items() if name.startswith("rules/")}
+    return hashlib.sha256(canonical_json(rules).encode()).hexdigest()
+
+
+def _judging(rules_dir: Path, stack: str) -> dict[str, str]:
     inherits = load_inherits(rules_dir, stack)
     folders = [f"rules/{name}/" for name in (stack, *([inherits.stack] if inherits else []))]
-    relevant = {
+    return {
         name: digest
         for name, digest in file_digests(rules_dir).items()
         if name.startswith(("attuner/", *folders)) or name in ("rules/common.yaml", f"rules/{TOLERANCES}")
     }
-    return hashlib.sha256(canonical_json(relevant).encode()).hexdigest()
 
 
 def read_lock(rules_dir: Path) -> dict[str, str]:

@@ -10,7 +10,7 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from attuner.config import REPLAY, load_campaign
 from attuner.core.access import Check
-from attuner.core.base import Record
+from attuner.core.base import Record, Value
 from attuner.core.campaign import Campaign, Cluster
 from attuner.core.errors import Transient, UserError
 from attuner.core.events import History
@@ -27,6 +27,7 @@ from attuner.settings import Settings, load_settings
 
 if TYPE_CHECKING:
     from attuner.ledgers.duckdb_file import DuckdbLedger
+    from attuner.proposers.apart import Apart
     from attuner.stacks.finished import FinishedRun
 
 PROPOSERS = {
@@ -143,15 +144,22 @@ def _proposer(campaign: Campaign) -> Proposer:
 
     if campaign.proposer.name == CLAUDE:
         _check_claude(campaign)
-        env = {k: os.environ[k] for k in (CLAUDE_KEY, *CLAUDE_ALSO) if os.environ.get(k)}
-        return Apart(
-            PROPOSERS[CLAUDE],
-            network=True,
-            env=env,
-            readable=[x for x in pinned_source(campaign).split(os.pathsep) if x],
-            answer_timeout_s=1800,
-        )
+        return _claude_apart(pinned_source(campaign))
     return Apart(PROPOSERS[campaign.proposer.name])
+
+
+def _claude_apart(source: str) -> Apart:
+    from attuner.proposers.apart import Apart
+
+    env = {k: os.environ[k] for k in (CLAUDE_KEY, *CLAUDE_ALSO) if os.environ.get(k)}
+    readable = [x for x in source.split(os.pathsep) if x]
+    return Apart(PROPOSERS[CLAUDE], network=True, env=env, readable=readable, answer_timeout_s=1800)
+
+
+def adviser() -> Apart:
+    """Return a model's own process, for a question outside any campaign. Raises UserError when no key is set."""
+    _check_key(CLAUDE)
+    return _claude_apart("")
 
 
 def _check_claude(campaign: Campaign) -> None:
@@ -166,8 +174,8 @@ def _check_claude(campaign: Campaign) -> None:
         raise UserError(f"{where}.max_usd: say how many US dollars the campaign may spend on {spec.model}")
 
 
-def _check_key(campaign: Campaign) -> None:
-    if campaign.proposer.name == CLAUDE and not os.environ.get(CLAUDE_KEY):
+def _check_key(proposer: str) -> None:
+    if proposer == CLAUDE and not os.environ.get(CLAUDE_KEY):
         raise UserError(f"{CLAUDE_KEY}: is not set; proposer {CLAUDE} needs a key (any text for a server of your own)")
 
 
@@ -247,7 +255,7 @@ def cluster_checks(cluster: Cluster, settings: Settings, *, launcher: str) -> li
 
 def build_kit(campaign: Campaign, settings: Settings) -> Kit:
     """Wire the adapters that a campaign names. Nothing is started yet."""
-    _check_key(campaign)
+    _check_key(campaign.proposer.name)
     launcher, clock = _launcher(campaign, settings)
     return Kit(
         stack=stack_of(campaign),
@@ -259,13 +267,14 @@ def build_kit(campaign: Campaign, settings: Settings) -> Kit:
         rules_dir=settings.rules_dir(),
         watch=watch_with.get() or Unwatched(),
         lessons_dir=settings.configs_dir() / "lessons",
+        prices_file=settings.configs_dir() / "device_prices.yaml",
         source=pinned_source(campaign),
     )
 
 
-def read_campaign(file: str, settings: Settings) -> Campaign:
-    """Read a campaign file and give the campaign its id."""
-    campaign = load_campaign(Path(file), configs=settings.configs_dir())
+def read_campaign(file: str, settings: Settings, *, changes: Mapping[str, Value] | None = None) -> Campaign:
+    """Read a campaign file, with what holds instead of what it says, and give the campaign its id."""
+    campaign = load_campaign(Path(file), configs=settings.configs_dir(), changes=changes)
     campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack)})
     while True:
         name = f"{campaign.name}-{secrets.token_hex(2)}"

@@ -9,11 +9,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from prefect import flow
+from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
+from prefect.states import Completed
 
+from attuner.settings import load_settings
 from attuner.wiring import kit_session, open_kit
+from flows.request import CampaignFields, Launchers, Proposers, changes_of, check_request, fields_of, request_file
 from tasks.birth import birth
 from tasks.calibrate import calibrate, plan_calibration, plan_prepare
+from tasks.check import check
 from tasks.gate import gate
 from tasks.hypothesize import hypothesize
 from tasks.launch import launch
@@ -26,19 +31,45 @@ from tasks.ship import ship
 def run_name() -> str:
     """Return the flow run's name: the campaign's id, or the name of its file."""
     given = flow_run.parameters
-    return f"campaign {given.get('campaign_id') or Path(given.get('file', '')).stem}"
+    fields = given.get("fields")
+    asked = getattr(fields, "name", "") or (fields.get("name", "") if isinstance(fields, dict) else "")
+    name = given.get("campaign_id") or asked or Path(given.get("file", "")).stem
+    return f"{'check' if given.get('dry_run') else 'campaign'} {name}"
 
 
 @flow(name="campaign", flow_run_name=run_name, persist_result=True)
-def campaign(file: str = "", campaign_id: str = "") -> str:
-    """Run a campaign from its file, or go on with one that is on record; return the folder of what it shipped.
+def campaign(
+    file: str = "",
+    campaign_id: str = "",
+    fields: CampaignFields | None = None,
+    budget_gpu_hours: float | None = None,
+    proposer: Proposers | None = None,
+    launcher: Launchers | None = None,
+    seed: int | None = None,
+    dry_run: bool = False,
+) -> str | State[str]:
+    """Run a campaign from its file or from fields, or go on with one that is on record; return the folder of what it shipped.
 
     Args:
-        file: a campaign file, e.g. configs/campaigns/quickstart.yaml.
-        campaign_id: a campaign on record to go on with; `file` is not read then.
+        file: A campaign file, e.g. configs/campaigns/quickstart.yaml; not read if `fields` or `campaign_id` is given.
+        campaign_id: A campaign on record to go on with, as it is; leave everything else alone then.
+        fields: The campaign itself, in fields instead of a file.
+        budget_gpu_hours: Device-hours that the campaign may spend, instead of what the file says.
+        proposer: What searches, instead of what the file says.
+        launcher: What launches, instead of what the file says.
+        seed: Seed of the search (random, tpe, fixed_knobs) and of a replay's noise, instead of what the file says.
+        dry_run: Only check: validate, resolve and judge the baseline, show cost, fit and budget. Nothing is spent.
     """
+    asked = fields_of(fields)
+    changes = changes_of(budget_gpu_hours=budget_gpu_hours, proposer=proposer, launcher=launcher, seed=seed)
+    check_request(file, campaign_id, asked, changes, dry_run=dry_run)
+    if not campaign_id:
+        file = request_file(file, asked, load_settings())
+    if dry_run:
+        said = check(file, changes)
+        return Completed(name="DryRun", message=said, data=said)
     with kit_session():
-        name = campaign_id or birth(file)
+        name = campaign_id or birth(file, changes)
         with open_kit(name):
             prepare(name)
             if calibrated(name, 1) == "busy":

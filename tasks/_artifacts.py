@@ -28,6 +28,13 @@ def calibration(campaign_id: str, result: Calibration) -> None:
     _artifact(create_markdown_artifact, key=f"{campaign_id}-calibration-{result.round}", markdown=text, description="calibration")
 
 
+def dry_run(name: str, source: str, rows: list[tuple[str, str]]) -> None:
+    """Show what a campaign would do, as `attuner check` says it."""
+    said = "\n".join(f"{label:12}{text}" if label else text for label, text in rows)
+    text = f"**{source}** is valid. Nothing was launched, recorded or spent.\n\n```text\n{said}\n```\n"
+    _artifact(create_markdown_artifact, key=f"{name}-dry-run", markdown=text, description="dry run")
+
+
 def search(campaign_id: str, history: History) -> None:
     """Show every launch so far, and how much of the budget is spent."""
     _artifact(create_table_artifact, key=f"{campaign_id}-launches", table=launch_rows(history), description="launches")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from attuner.core.base import Value
 from attuner.settings import load_settings
 from attuner.steps import birth as step
 from attuner.wiring import new_kit, read_campaign
@@ -9,8 +10,13 @@ from tasks._shell import step_task
 
 
 @step_task(name="birth")
-def birth(file: str) -> str:
-    """Return the new campaign's id."""
-    campaign = read_campaign(file, load_settings())
+def birth(file: str, changes: dict[str, Value] | None = None) -> str:
+    """Return the new campaign's id.
+
+    Args:
+        file: the campaign file.
+        changes: what holds instead of what the file says, by key (`budget.gpu_hours`).
+    """
+    campaign = read_campaign(file, load_settings(), changes=changes)
     with new_kit(campaign) as kit:
         return step.birth(kit, campaign)

@@ -7,9 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from attuner.core.base import Record, Value
+from attuner.core.environment import Retunes
 from attuner.core.kube import KubeSpec
 from attuner.core.message import ModelPrice
-from attuner.core.recipe import Recipe, Workload
+from attuner.core.recipe import Change, Recipe, Workload
 
 OBSERVED_STEPS = 2
 """Steps that the probe looks at, from step 0 on: the first update, and what the second one starts from."""
@@ -89,6 +90,7 @@ class ProposerSpec(Record):
 
     name: str
     script: list[dict[str, object]] = Field(default_factory=list)
+    wait_h: float = Field(default=24.0, ge=0, description="manual: hours to wait for a person's next move before the search ends")
     seed: int = Field(default=0, description="random, tpe, fixed_knobs")
     space: dict[str, list[Value]] = Field(
         default_factory=dict, description="values to try of each argument; default: what levers.yaml says under `space`"
@@ -138,6 +140,7 @@ class GateSpec(Record):
 
     step0_loss_tolerance: float = Field(default=0.05, gt=0, le=0.05)
     review: Literal["before_ship", "report_only"] = "before_ship"
+    review_wait_h: float = Field(default=24.0, ge=0, description="hours a deployed run waits for a person's review before it ships")
     component_tests: Literal["auto", "manual"] = Field(
         default="auto", description="auto: run a missing component test as a charged check launch"
     )
@@ -212,6 +215,8 @@ class Campaign(Record):
     )
     register_lock: str = ""
     source_file: str = ""
+    changed: list[Change] = Field(default_factory=list, description="what a run form set instead of what the file says")
+    retunes: Retunes | None = Field(default=None, description="of a re-tuning: the shipped recipe that it starts from")
 
     @model_validator(mode="after")
     def _check(self) -> Campaign:
