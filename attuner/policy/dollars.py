@@ -38,13 +38,13 @@ def calls(history: History) -> list[tuple[Message, Reply | None]]:
     return [(m, history.find("reply", m.key(), Reply)) for m in history.all("message", Message)]
 
 
-def spent_usd(history: History) -> float:
-    """Return the dollars spent, calls without a reply at their bound."""
-    return sum(m.bound_usd if reply is None else reply.usd for m, reply in calls(history))
+def spent_usd(history: History, *, since: int = 1) -> float:
+    """Return the dollars spent on the calls from number `since` on, calls without a reply at their bound."""
+    return sum(m.bound_usd if reply is None else reply.usd for m, reply in calls(history) if m.number >= since)
 
 
-def require(history: History, bound: float, max_usd: float) -> None:
-    """Raise BudgetExceeded unless a call of this bound fits what is left of `max_usd`."""
-    spent = spent_usd(history)
+def require(history: History, bound: float, max_usd: float, *, since: int = 1) -> None:
+    """Raise BudgetExceeded unless a call of this bound fits what the calls from number `since` on left of `max_usd`."""
+    spent = spent_usd(history, since=since)
     if spent + bound > max_usd:
         raise BudgetExceeded(f"dollar limit: {spent:.4f} of {max_usd:g} US dollars are spent, the next call may cost {bound:.4f}")

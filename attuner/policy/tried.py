@@ -15,8 +15,11 @@ from attuner.core.lesson import Outcome
 from attuner.core.recipe import same_value
 from attuner.core.run import Launch, Trial
 from attuner.core.search import Hypothesis
+from attuner.policy.conduct import SHIPPED
 
 ENV = "env:"
+REPLAY = "replay"
+"""The stack of replay tables: what they play was never trained, so it shows nothing of a change."""
 SLOWER = "slower than the leader {parent}:"
 """How `early.surely_slower` begins: said of the leader, so it says something of the change only if the parent led."""
 
@@ -54,8 +57,8 @@ class Tried:
 
 
 def tried(history: History) -> list[Tried]:
-    """Return what a campaign's search launches showed, in order."""
-    if not history.all("campaign", Campaign):
+    """Return what a campaign's search launches showed, in order; nothing of a replayed one."""
+    if not history.all("campaign", Campaign) or history.campaign().stack.name == REPLAY:
         return []
     calibration = history.calibration()
     if calibration is None:
@@ -72,8 +75,8 @@ def _named(hypothesis: Hypothesis) -> dict[str, Value]:
 def _one(history: History, launch: Launch, band: float, searched: frozenset[str]) -> Tried | None:
     trial, hypothesis = history.trial(launch.id), history.hypothesis(launch.hypothesis)
     parent = history.launch(hypothesis.parent) if hypothesis else None
-    if trial is None or hypothesis is None or parent is None:
-        return None
+    if trial is None or hypothesis is None or parent is None or hypothesis.group == SHIPPED:
+        return None  # a shipped recipe, measured again as a whole, shows nothing of a single change
     after, start = _final(history, launch.recipe), _final(history, parent.recipe)
     wanted = _named(hypothesis)
     sets = {k: after.get(k) for k in wanted if k not in start or not same_value(after.get(k), start[k])}
