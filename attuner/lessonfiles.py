@@ -12,12 +12,20 @@ from typing import Any
 import yaml
 
 from attuner.core.errors import UserError
-from attuner.core.lesson import Lesson, LessonAudit, LessonReview
+from attuner.core.lesson import Lesson, LessonAudit, LessonKnown, LessonReview
 from attuner.policy import lessons as policy
 from attuner.yamlfile import documents, parse, read_yaml
 
 AUDIT = "AUDIT.yaml"
 """Beside the lessons: what the last audit said of each."""
+KNOWN = "KNOWN.yaml"
+"""Beside the lessons: what a model, asked without them, knew of each."""
+RECORDS = (AUDIT, KNOWN)
+"""Files in a folder of lessons that hold none."""
+HEAD_KNOWN = """\
+# What a model knew of each lesson when it was asked without it (`attuner lessons audit --model NAME`). Advice to whoever curates:
+# what it knows by itself need not be kept for it. Written by it; a lesson that claims something else by now counts as not asked.
+"""
 HEAD_AUDIT = """\
 # What the last `attuner lessons audit` said of each lesson; those that are wrong, too broad or unsupported are not read.
 # Written by it. A lesson that claims something else by now counts as not audited.
@@ -56,7 +64,7 @@ def _lessons(entries: Any, file: Path) -> list[Lesson]:
 
 def lesson_files(folder: Path) -> list[Path]:
     """Return every file of lessons in a folder and in its stacks' folders."""
-    return [p for p in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))] if p.name != AUDIT]
+    return [p for p in [*sorted(folder.glob("*.yaml")), *sorted(folder.glob("*/*.yaml"))] if p.name not in RECORDS]
 
 
 def write_drafts(file: Path, drafts: Sequence[Lesson]) -> None:
@@ -113,6 +121,32 @@ def write_audits(folder: Path, audits: Iterable[LessonAudit]) -> Path:
     file = folder / AUDIT
     entries = [x.model_dump(mode="json", exclude_defaults=True) for x in sorted(audits, key=lambda x: x.id)]
     _write(file, HEAD_AUDIT + _dump(entries))
+    return file
+
+
+def load_known(folder: Path) -> list[LessonKnown]:
+    """Return what models knew of each lesson; empty if none was asked.
+
+    Raises:
+        UserError: the record is malformed.
+    """
+    file = folder / KNOWN
+    entries = read_yaml(file) if file.is_file() else []
+    if not isinstance(entries, list):
+        raise UserError(f"{file}: expected a list of marks; remove the file and run `attuner lessons audit --model NAME`")
+    return [parse(LessonKnown, x, f"{file}: {x.get('id', '?') if isinstance(x, dict) else '?'}") for x in entries]
+
+
+def write_known(folder: Path, marks: Iterable[LessonKnown]) -> Path:
+    """Put marks on record beside the lessons, in place of older ones of the same lesson and model, and return the file.
+
+    Raises:
+        UserError: the record that is there is malformed, or the file can't be written.
+    """
+    file = folder / KNOWN
+    held = {(x.id, x.model): x for x in [*load_known(folder), *marks]}
+    entries = [held[k].model_dump(mode="json", exclude_defaults=True) for k in sorted(held)]
+    _write(file, HEAD_KNOWN + _dump(entries))
     return file
 
 

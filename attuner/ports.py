@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.events import Event, History
 from attuner.core.fingerprint import Fingerprint
 from attuner.core.lesson import CampaignSummary, Lesson
+from attuner.core.message import Question, Said
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import Attempt, RankStep, StepRecord
 from attuner.core.search import Hypothesis, Stop
@@ -179,6 +180,15 @@ class Proposer(Protocol):
         ...
 
 
+@runtime_checkable
+class Adviser(Protocol):
+    """Answers a question outside a search by filling in one form; it can do nothing else."""
+
+    def say(self, question: Question, desk: Desk) -> Said:
+        """Return the form as it was filled in. Raises BudgetExceeded, Transient, UserError or Broken as `ask` does."""
+        ...
+
+
 class Ledger(Protocol):
     """Append-only truth. Any process may read; a campaign is written by the holder of its lease."""
 
@@ -239,6 +249,7 @@ class Clock(Protocol):
 
 
 __all__ = [
+    "Adviser",
     "Answer",
     "Brief",
     "Clock",
@@ -293,5 +304,9 @@ class Kit:
     watch: Watch
     lessons_dir: Path | None = None
     """configs/lessons/ of the project; None: this campaign is taught nothing."""
+    prices_file: Path | None = None
+    """configs/device_prices.yaml of the project; None: the report states no dollars."""
     source: str = ""
     """Folders of the framework's pinned source, joined as in PATH; '' if there is none to look into."""
+    versions: Callable[[], dict[str, str]] | None = None
+    """Reads which software launches run with, holding no device; None: it can't be seen from here."""

@@ -7,9 +7,10 @@ import json
 from fnmatch import fnmatchcase
 
 from attuner.config import load_lessons
-from attuner.core.lesson import Lesson, LessonAudit
-from attuner.lessonfiles import load_audits
+from attuner.core.lesson import Lesson, LessonAudit, LessonKnown
+from attuner.lessonfiles import load_audits, load_known
 from attuner.policy.lessons import KINDS, live, standing
+from attuner.policy.lessons_known import holds
 from attuner.settings import load_settings
 
 MARKS = {"helps": "+", "hurts": "-", "fails": "x", "condition": "?"}
@@ -22,14 +23,26 @@ def list_lessons(arguments: argparse.Namespace) -> int:
     found = {lesson.id: lesson for stack in stacks for lesson in load_lessons(folder, stack)}
     shown = [x for x in found.values() if _may_hold(x, arguments.model) and arguments.lever in ("", *x.levers)]
     audits = load_audits(folder)
+    marks = load_known(folder)
     if arguments.json:
-        print(json.dumps([{**x.data(), "read": _why_not(x, audits) == ""} for x in shown], indent=1))
+        rows = [{**x.data(), "read": _why_not(x, audits) == "", "known_by": _known_by(x, marks)} for x in shown]
+        print(json.dumps(rows, indent=1))
         return 0
     for lesson in shown:
         why_not = _why_not(lesson, audits)
-        print(_text(lesson) + (f"\n   not read: {why_not}" if why_not else ""))
+        known = _known_by(lesson, marks)
+        print(
+            _text(lesson)
+            + (f"\n   not read: {why_not}" if why_not else "")
+            + (f"\n   known by {', '.join(known)}" if known else "")
+        )
     print(f"{len(shown)} of {len(found)} lessons; + helps, - hurts, x fails, ? read before use")
     return 0
+
+
+def _known_by(lesson: Lesson, marks: list[LessonKnown]) -> list[str]:
+    """Return the models that know a lesson by themselves, with the day on which they were asked."""
+    return [f"{m.model} {m.at}" for m in marks if m.result == "known" and holds(m, lesson)]
 
 
 def _why_not(lesson: Lesson, audits: dict[str, LessonAudit]) -> str:

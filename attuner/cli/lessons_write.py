@@ -9,25 +9,20 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from attuner.core.base import digest_of
 from attuner.core.errors import UserError
-from attuner.core.events import History
 from attuner.core.lesson import AuditResult, Lesson, LessonAudit, LessonReview
-from attuner.lessonfiles import as_yaml, lesson_files, load_audits, note_reviews, read_lessons, write_audits, write_drafts
+from attuner.lessonfiles import as_yaml, load_audits, note_reviews, read_lessons, write_audits, write_drafts
 from attuner.policy import lessons_audit
 from attuner.policy.lessons import STANDING
 from attuner.policy.lessons_audit import Checked
 from attuner.policy.lessons_draft import drafts, said_already
-from attuner.policy.tried import Tried, num_ended, tried
+from attuner.policy.tried import num_ended
 from attuner.settings import Settings, load_settings
+from attuner.steps.lessons_write import DRAFTS, known_lessons, rests_on
+from attuner.steps.lessons_write import pasts as all_pasts
 
-if TYPE_CHECKING:
-    from attuner.ledgers.duckdb_file import DuckdbLedger
-
-DRAFTS = "lessons"
-"""Folder of drafts in ATTUNER_HOME."""
 RESULTS: tuple[AuditResult, ...] = ("correct", "one campaign", "not checkable", "too broad", "wrong", "unsupported")
 
 
@@ -35,43 +30,13 @@ def _today() -> str:
     return dt.datetime.now(dt.UTC).date().isoformat()
 
 
-@dataclass(frozen=True)
-class Pasts:
-    """What the campaigns of a ledger showed."""
-
-    histories: list[History]
-    records: list[Tried]
-    unread: list[str]
-    """Ids of campaigns that another version of attuner wrote, and that this one can't read."""
-
-
-def _pasts(ledger: DuckdbLedger) -> Pasts:
-    found = Pasts([], [], [])
-    for name in ledger.campaigns():
-        history = History(ledger.history(name))
-        try:
-            shown = tried(history)
-        except (ValueError, KeyError, IndexError):
-            found.unread.append(name)
-            continue
-        found.histories.append(history)
-        found.records.extend(shown)
-    return found
-
-
-def _known(settings: Settings) -> dict[str, tuple[Path, Lesson]]:
+def _known(settings: Settings, files: Iterable[Path] = ()) -> dict[str, tuple[Path, Lesson]]:
     """Return every lesson of the project and every draft, by id; a lesson's place in the project goes before its draft's.
 
     Raises:
         UserError: a file is malformed.
     """
-    folders = (settings.configs_dir() / "lessons", settings.home / DRAFTS)
-    files = [f for folder in folders for f in lesson_files(folder)]
-    found: dict[str, tuple[Path, Lesson]] = {}
-    for file in files:
-        for lesson in read_lessons(file):
-            found.setdefault(lesson.id, (file, lesson))
-    return found
+    return known_lessons([settings.configs_dir() / "lessons", settings.home / DRAFTS], files)
 
 
 @dataclass(frozen=True)
@@ -104,10 +69,10 @@ def draft_lessons(settings: Settings, campaign: str = "", *, out: str = "") -> E
 
     ledger = open_ledger(settings)
     campaign = ledger.find(campaign) if campaign else ""
-    pasts = _pasts(ledger)
-    if campaign in pasts.unread:
+    past = all_pasts(ledger)
+    if campaign in past.unread:
         raise UserError(f"{campaign}: was written by another version of attuner; draft its lessons with that one")
-    candidates = [x for x in drafts(pasts.records) if not campaign or _rests_on(x, campaign)]
+    candidates = [x for x in drafts(past.records) if not campaign or rests_on(x, campaign)]
     known = [x for _, x in _known(settings).values()]
     new = [x for x in candidates if not said_already(x, known)]
     folder = Path(out) if out else settings.home / DRAFTS
@@ -116,9 +81,9 @@ def draft_lessons(settings: Settings, campaign: str = "", *, out: str = "") -> E
         own = [x for x in new if x.scope.stack == stack]
         files.append(folder / stack / f"{campaign or 'all'}-{digest_of([x.data() for x in own])[:8]}.yaml")
         write_drafts(files[-1], own)
-    asked = [h for h in pasts.histories if not campaign or h.campaign().id == campaign]
-    shown = sum(1 for t in pasts.records if not campaign or t.campaign.id == campaign)
-    return Exported(files, new, len(candidates) - len(new), sum(map(num_ended, asked)), shown, pasts.unread)
+    asked = [h for h in past.histories if not campaign or h.campaign().id == campaign]
+    shown = sum(1 for t in past.records if not campaign or t.campaign.id == campaign)
+    return Exported(files, new, len(candidates) - len(new), sum(map(num_ended, asked)), shown, past.unread)
 
 
 def export(arguments: argparse.Namespace) -> int:
@@ -146,10 +111,6 @@ def export(arguments: argparse.Namespace) -> int:
 def _say_unread(unread: list[str]) -> None:
     if unread:
         print(f"not read, written by another version of attuner: {', '.join(unread)}")
-
-
-def _rests_on(lesson: Lesson, campaign: str) -> bool:
-    return any(e.partition(":")[0] == campaign for e in lesson.evidence)
 
 
 def review(arguments: argparse.Namespace) -> int:
@@ -228,26 +189,27 @@ def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: boo
     from attuner.wiring import open_ledger
 
     folder = settings.configs_dir() / "lessons"
-    known = _known(settings)
-    for file in files:
-        for lesson in read_lessons(file):
-            known.setdefault(lesson.id, (file, lesson))
-    pasts = _pasts(open_ledger(settings))
-    checked = lessons_audit.audit([x for _, x in known.values()], pasts.records, at=_today())
+    known = _known(settings, files)
+    past = all_pasts(open_ledger(settings))
+    checked = lessons_audit.audit([x for _, x in known.values()], past.records, at=_today())
     ours = [c for c in checked if folder in known[c.lesson.id][0].parents]
     kept = lessons_audit.kept(load_audits(folder), ours)
     held = {x.id: x for x in kept}
     return Audited(
         lessons=[(c, held.get(c.lesson.id, c.audit)) for c in checked],
         homes={x: file for x, (file, _) in known.items()},
-        campaigns=len(pasts.histories),
-        unread=pasts.unread,
+        campaigns=len(past.histories),
+        unread=past.unread,
         record=write_audits(folder, kept) if record else None,
     )
 
 
 def audit(arguments: argparse.Namespace) -> int:
-    """Audit the lessons and print what came of it, what doesn't stand last."""
+    """Audit the lessons and print what came of it, what doesn't stand last; with --model ask what it knows of them."""
+    if arguments.model:
+        from attuner.cli import lessons_known
+
+        return lessons_known.audit(arguments)
     settings = load_settings(project=arguments.project)
     done = audit_lessons(settings, map(Path, arguments.files), record=not arguments.look)
     if arguments.json:

@@ -206,6 +206,12 @@ def _lesson_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     audit = _add(acts, "audit", about, "lessons_write:audit", json=True)
     audit.add_argument("files", metavar="FILE", nargs="*", help="drafts to check as well, beside those in ATTUNER_HOME/lessons")
     audit.add_argument("--look", action="store_true", help="only look: put nothing on record")
+    about = "ask this model what it knows of each lesson, without showing it any, and mark those worth keeping"
+    audit.add_argument("--model", default="", metavar="NAME", help=about)
+    audit.add_argument("--max-usd", type=float, default=5.0, metavar="X", help="dollars the model may cost (default 5)")
+    audit.add_argument("--answers", type=int, default=3, metavar="N", help="answers to each question (default 3)")
+    audit.add_argument("--again", action="store_true", help="ask also about lessons that the model was asked about before")
+    audit.add_argument("--base-url", default="", metavar="URL", help="another server that speaks the Messages API")
 
 
 def _asked(words: list[str]) -> list[str]:

@@ -83,6 +83,36 @@ class LessonAudit(Record):
     at: str = Field(default="", description="date, UTC")
 
 
+class Belief(Record):
+    """What a model expects of a lesson's move, asked without the lesson."""
+
+    outcome: Outcome | Literal["unknown"]
+    gain_low: float | None = Field(default=None, allow_inf_nan=False, description="over the run before the change, a fraction")
+    gain_high: float | None = Field(default=None, allow_inf_nan=False, description="over the run before the change, a fraction")
+    failure: str = Field(default="", description="of a run that fails: the class of the failure")
+
+    def said(self) -> str:
+        """Return it in a few words."""
+        low, high = self.gain_low, self.gain_high
+        figures = [f"{x:+.0%}" for x in dict.fromkeys((low, high)) if x is not None]
+        return " ".join([self.outcome, *([self.failure] if self.failure else []), *([" to ".join(figures)] if figures else [])])
+
+
+KnownResult = Literal["known", "partly known", "contradicted", "not known", "no answer"]
+
+
+class LessonKnown(Record):
+    """What one model, asked without the lesson, knew of what it claims. Advice to whoever curates; nothing is left out by it."""
+
+    id: str
+    model: str
+    claimed: str = Field(description="digest of what the lesson claims; one that claims something else by now was not asked")
+    result: KnownResult
+    why: str
+    answers: list[str] = Field(default_factory=list)
+    at: str = Field(default="", description="date, UTC")
+
+
 class CampaignSummary(Record):
     """One campaign in a few lines, for later campaigns to read: what was tried, what came of it, what it cost."""
 
@@ -97,6 +127,18 @@ class CampaignSummary(Record):
     spent_gpu_hours: float
     moves: list[str] = Field(default_factory=list, description="one line per launch: group, title, predicted, outcome")
     leader: dict[str, Value] = Field(default_factory=dict, description="the leader's arguments that differ from the baseline's")
+
+
+class Drafted(Record):
+    """What was drafted from a campaign after it ended; on record, so that the same trials are drafted from once."""
+
+    lessons: list[Lesson] = Field(default_factory=list)
+    shown: list[str] = Field(
+        default_factory=list, description="the campaign's trials that show something, campaign:launch#attempt"
+    )
+    files: list[str] = Field(default_factory=list, description="below ATTUNER_HOME")
+    known: int = Field(default=0, description="drafts left out: they are lessons, drafts or rejected already")
+    said: str = Field(default="", description="why nothing was drafted, or why the model worded nothing")
 
 
 class Taught(Record):

@@ -71,3 +71,29 @@ class Reply(Record):
     usage: Usage = Usage()
     usd: float = Field(default=0.0, ge=0)
     detail: str = ""
+
+
+FORM = "answer"
+"""Name of the one tool that a question's answer is given by."""
+
+
+class Question(Record):
+    """Something asked of a model outside a search; it answers by filling in one form, and does nothing else."""
+
+    thread: str = Field(description="its conversation, on record")
+    subject: str = Field(description="what it is about: stands where a move's id stands in a search")
+    model: str
+    base_url: str = ""
+    effort: str = ""
+    system: str
+    text: str
+    form: dict[str, Any] = Field(description="JSON schema of the answer's fields")
+
+
+class Said(Record):
+    """What a model answered to a question."""
+
+    form: dict[str, Any] | None = Field(
+        default=None, description="the form as it was filled in, unchecked; None: it filled in none"
+    )
+    why: str = Field(default="", description="why there is none")

@@ -16,6 +16,7 @@ from typing import Any
 from attuner.child import Child
 from attuner.core import errors
 from attuner.core.errors import Broken, Refused, RegisterChanged, UserError
+from attuner.core.message import Question, Said
 from attuner.core.search import Hypothesis, Stop
 from attuner.ports import Brief, Desk
 
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 class Apart:
-    """Implements ports.Proposer by asking a worker process; safe to close twice.
+    """Implements ports.Proposer, and ports.Adviser for a proposer that does, by asking a worker process; safe to close twice.
 
     Args:
         kind: `module:Class` of the proposer.
@@ -77,20 +78,38 @@ class Apart:
             "summaries": [x.data() for x in brief.summaries],
             "source": brief.source,
         }
+        return self._move(self._heard(question, brief.desk))
+
+    def say(self, question: Question, desk: Desk) -> Said:
+        """Return what the worker answers to a question outside a search; see ports.Adviser.
+
+        Raises:
+            BudgetExceeded, Transient, UserError: what it says itself.
+            Broken: the worker died, does not answer, or answers with something that is no answer.
+        """
+        self.start()
+        heard = self._heard({"question": question.data()}, desk)
+        try:
+            return Said.model_validate(heard["said"])
+        except (KeyError, ValueError) as error:
+            raise Broken(f"proposer {self._kind}: no answer: {' '.join(str(error).split())[:200]}") from None
+
+    def _heard(self, question: dict[str, Any], desk: Desk | None) -> dict[str, Any]:
+        """Ask, let fixed code answer what the worker asks meanwhile, and return its last word; raise what it says went wrong."""
         self._child.say(question)
         while "ask" in (said := self._child.read(self._timeout_s)):
             try:
-                answer = _answer(brief.desk, said)
+                answer = _answer(desk, said)
             except BaseException:
                 self.close()  # it waits for an answer that never comes: the next question finds a fresh process
                 raise
             self._child.say(answer)
-        return self._move(said)
-
-    def _move(self, said: dict[str, Any]) -> Hypothesis | Stop:
         if "error" in said:
             kind = getattr(errors, str(said.get("kind")), Broken)
             raise (kind if isinstance(kind, type) and issubclass(kind, errors.AttunerError) else Broken)(str(said["error"]))
+        return said
+
+    def _move(self, said: dict[str, Any]) -> Hypothesis | Stop:
         try:
             return Stop.model_validate(said["stop"]) if "stop" in said else Hypothesis.model_validate(said["hypothesis"])
         except (KeyError, ValueError) as error:

@@ -16,7 +16,8 @@ from attuner.core.campaign import Campaign
 from attuner.core.errors import AttunerError, Broken, Refused
 from attuner.core.events import Event, History
 from attuner.core.lesson import CampaignSummary, Lesson
-from attuner.ports import Brief, Desk, Proposer
+from attuner.core.message import Question
+from attuner.ports import Adviser, Brief, Desk, Proposer
 from attuner.proposers import jail
 
 
@@ -41,7 +42,9 @@ class Pipe:
 
 
 def answer(proposer: Proposer, asked: dict[str, Any], desk: Desk | None = None) -> dict[str, Any]:
-    """Ask the proposer and return {"hypothesis"|"stop": …}, or {"error", "kind"} of a failure."""
+    """Ask the proposer and return {"hypothesis"|"stop": …}, {"said": …} to a question, or {"error", "kind"} of a failure."""
+    if "question" in asked:
+        return _said(proposer, asked["question"], desk)
     brief = Brief(
         campaign=Campaign.model_validate(asked["campaign"]),
         levers=asked["levers"],
@@ -58,6 +61,15 @@ def answer(proposer: Proposer, asked: dict[str, Any], desk: Desk | None = None) 
     except AttunerError as error:
         return {"error": str(error), "kind": type(error).__name__}
     return {type(move).__name__.lower(): move.data()}
+
+
+def _said(proposer: Proposer, question: dict[str, Any], desk: Desk | None) -> dict[str, Any]:
+    try:
+        if not isinstance(proposer, Adviser) or desk is None:
+            raise Refused(f"{type(proposer).__name__}: answers no questions outside a search")
+        return {"said": proposer.say(Question.model_validate(question), desk).data()}
+    except AttunerError as error:
+        return {"error": str(error), "kind": type(error).__name__}
 
 
 def serve(proposer: Proposer, questions: TextIO, answers: TextIO, *, jailed: bool) -> None:

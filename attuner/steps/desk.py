@@ -10,14 +10,15 @@ from collections.abc import Callable
 from typing import Any
 
 from attuner.config import load_levers
-from attuner.core.errors import Refused, UserError
+from attuner.core.campaign import ProposerSpec
+from attuner.core.errors import BudgetExceeded, Refused, UserError
 from attuner.core.events import History
-from attuner.core.judgement import Finding, Verdict
-from attuner.core.message import Message, Prompt, Reply, Usage
-from attuner.core.search import Hypothesis
-from attuner.policy import citations, conduct, dollars
+from attuner.core.judgement import Finding, Note, Verdict
+from attuner.core.search import Hypothesis, Stop
+from attuner.policy import citations, conduct, people, stopping
 from attuner.ports import Kit
 from attuner.source import Source
+from attuner.steps.calls import Calls
 from attuner.steps.common import past, put
 from attuner.steps.gate import look
 
@@ -35,8 +36,9 @@ class Desk:
         self._known: dict[str, Callable[[dict[str, Any]], Any]] = {
             "query_ledger": self._query,
             "dry_run": self._dry_run,
+            "check_stop": self._check_stop,
             "message": self._message,
-            "reply": self._reply,
+            "reply": lambda given: self._calls().reply(given),
         }
 
     def __call__(self, name: str, given: dict[str, Any]) -> Any:
@@ -65,42 +67,37 @@ class Desk:
         verdict = first_look(self._kit, past(self._kit, self._campaign_id), move)
         return {"decision": verdict.decision, "findings": [f.line() for f in verdict.findings[:MAX_FINDINGS]]}
 
-    def _message(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Put a call on record before it is made."""
-        history = past(self._kit, self._campaign_id)
-        spec = history.campaign().proposer
-        if spec.price is None:
-            raise Refused(f"{self._campaign_id}: no price of {spec.model or 'a model'} is on record, so no call is made")
-        body = {**given, "number": len(dollars.calls(history)) + 1, "hypothesis": self._hypothesis_id, "model": spec.model}
+    def _check_stop(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Say what is wrong with a stop, before it is made. Nothing is recorded."""
         try:
-            prompt = Prompt.model_validate(given.get("prompt") or {})
-            unpriced = Message.model_validate({**body, "prompt": prompt.digest(), "bound_usd": 0.0})
+            stop = Stop.model_validate(given)
         except ValueError as error:
-            raise UserError(f"message: {' '.join(str(error).split())[:300]}") from None
-        bound = dollars.bound_usd(unpriced.input_tokens, unpriced.max_tokens, spec.price)
-        dollars.require(history, bound, spec.max_usd)
-        if history.find("prompt", unpriced.prompt, Prompt) is None:
-            put(self._kit, self._campaign_id, "prompt", unpriced.prompt, prompt)
-        put(self._kit, self._campaign_id, "message", unpriced.key(), unpriced.model_copy(update={"bound_usd": bound}))
-        return {"number": unpriced.number, "bound_usd": bound}
+            raise UserError(f"check_stop: {' '.join(str(error).split())[:300]}") from None
+        return {"wrong": stopping.problems(past(self._kit, self._campaign_id), stop, self._hypothesis_id)}
 
-    def _reply(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Put on record what came of a call; its price is made here, from the tokens."""
-        history = past(self._kit, self._campaign_id)
-        asked = next((m for m, reply in dollars.calls(history) if m.number == given.get("number") and reply is None), None)
-        price = history.campaign().proposer.price
-        if asked is None or price is None:
-            raise Refused(f"reply: call {given.get('number')} is not waiting for one")
+    def _message(self, given: dict[str, Any]) -> dict[str, Any]:
+        """Put a call on record before it is made; that the dollars don't allow it is put on record too: a stop may rest on it."""
         try:
-            usage = Usage.model_validate(given.get("usage") or {})
-            status = given.get("status")
-            usd = {"failed": 0.0, "lost": asked.bound_usd}.get(str(status), dollars.cost_usd(usage, price))
-            body = {k: v for k, v in given.items() if k not in ("number", "usage", "usd")}
-            reply = Reply.model_validate({**body, "usage": usage, "usd": usd})
-        except ValueError as error:
-            raise UserError(f"reply: {' '.join(str(error).split())[:300]}") from None
-        put(self._kit, self._campaign_id, "reply", asked.key(), reply)
-        return {"usd": usd, "spent_usd": dollars.spent_usd(history) - asked.bound_usd + usd}
+            return self._calls().message(given)
+        except BudgetExceeded as error:
+            key = stopping.no_dollars(self._hypothesis_id)
+            if past(self._kit, self._campaign_id).find("note", key, Note) is None:
+                put(self._kit, self._campaign_id, "note", key, Note(text=str(error)))
+            raise
+
+    def _calls(self) -> Calls:
+        spec = past(self._kit, self._campaign_id).campaign().proposer
+        return calls_of(self._kit, self._campaign_id, spec, self._hypothesis_id)
+
+
+def calls_of(kit: Kit, campaign_id: str, spec: ProposerSpec, subject: str) -> Calls:
+    """Return what puts calls of one subject on a campaign's record, within the campaign's dollars."""
+    return Calls(
+        spec,
+        subject,
+        past=lambda: past(kit, campaign_id),
+        put=lambda kind, key, record: put(kit, campaign_id, kind, key, record),
+    )
 
 
 def first_look(kit: Kit, history: History, move: Hypothesis) -> Verdict:
@@ -111,7 +108,10 @@ def first_look(kit: Kit, history: History, move: Hypothesis) -> Verdict:
         return refused_citations(move, wrong)
     rule, digest = "conduct", ""
     try:
-        conduct.check_group(move, load_levers(kit.rules_dir, campaign.stack.name), proposer=campaign.proposer.name)
+        levers = load_levers(kit.rules_dir, campaign.stack.name)
+        conduct.check_group(move, levers, proposer=campaign.proposer.name)
+        if why := people.forbids(history, move, levers):
+            raise Refused(f"{move.id}: {why}")
         candidate = conduct.candidate(history, move)
         digest = candidate.digest()
         conduct.check_recipe(history, digest)
@@ -126,7 +126,9 @@ def first_look(kit: Kit, history: History, move: Hypothesis) -> Verdict:
 def uncited(kit: Kit, history: History, move: Hypothesis) -> list[str]:
     """Return what is wrong with a move's citations. Only a proposer that can read the source owes any."""
     spec = history.campaign().proposer
-    required = spec.name == "claude" and spec.arm != "bare"
+    required = (
+        spec.name == "claude" and spec.arm != "bare" and not move.by
+    )  # a person's move, or a re-tuning's first, cites nothing
     return citations.problems(move, Source(kit.source).lines if kit.source else None, required=required)
 
 

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 
+from attuner.core.campaign import ProposerSpec
 from attuner.core.errors import BudgetExceeded, UserError
+from attuner.core.message import Question, Said
 from attuner.core.search import Hypothesis, Stop
-from attuner.ports import Brief
-from attuner.proposers.claude import moves, news
+from attuner.ports import Brief, Desk
+from attuner.proposers.claude import moves, news, saying
 from attuner.proposers.claude.arms import ARMS, Arm, prompt
 from attuner.proposers.claude.caller import Caller
 from attuner.proposers.claude.conversation import Block, Conversation
@@ -28,7 +30,7 @@ MAX_REPORT = 6_000
 
 
 class Claude:
-    """Implements ports.Proposer."""
+    """Implements ports.Proposer and ports.Adviser."""
 
     def __init__(self, *, key: str | None = None) -> None:
         """Use this key, or the one that the environment of this process was given."""
@@ -54,6 +56,23 @@ class Claude:
             return Turn(brief, ARMS[spec.arm], caller).move()
         except BudgetExceeded as error:
             return Stop(reason="the dollar limit is reached", evidence=[str(error)])
+        finally:
+            caller.close()
+
+    def say(self, question: Question, desk: Desk) -> Said:
+        """Return the form that the model filled in; see ports.Adviser. It is given no other tool.
+
+        Raises:
+            BudgetExceeded: the dollars are spent.
+            Transient: the server can't be reached, or is too busy.
+            UserError: the server refuses the call, or there is no key.
+        """
+        if not self._key:
+            raise UserError(f"claude: no {KEY} was given to it")
+        spec = ProposerSpec(name="claude", model=question.model, base_url=question.base_url, effort=question.effort)
+        caller = Caller(spec, desk, key=self._key)
+        try:
+            return saying.filled(question, caller)
         finally:
             caller.close()
 
@@ -120,8 +139,16 @@ class Turn:
         assumed = self._assumed(talk)
         given = block["input"] if isinstance(block["input"], dict) else {}
         if block["name"] == "submit_stop":
-            return moves.stop(given, assumed)
+            return self._held(moves.stop(given, assumed))
         return moves.hypothesis(given, self._brief, self._arm, assumed)
+
+    def _held(self, stop: Stop) -> Stop:
+        """Return the stop if its evidence holds. Raises UserError with what doesn't: the model may mend it or go on."""
+        desk = self._brief.desk
+        wrong = desk("check_stop", stop.data())["wrong"] if desk is not None else []
+        if wrong:
+            raise UserError(f"the stop does not hold: {'; '.join(wrong)}")
+        return stop
 
     def _assumed(self, talk: Conversation) -> list[str]:
         """Return what the model asked a person in this move, with the default it took."""

@@ -1,0 +1,43 @@
+"""What a campaign leaves for the next one, as Markdown: its summary, and the candidate lessons that wait for a person."""
+
+from __future__ import annotations
+
+from attuner.core.lesson import CampaignSummary, Drafted, Lesson
+
+MAX_TRIED = 40
+
+
+def render(campaign_id: str, summary: CampaignSummary | None, drafted: Drafted) -> str:
+    """Return the page. Nothing on it is read by a proposer before a person accepted it."""
+    parts = [f"# What {campaign_id} leaves", *_summary(summary), "## Candidate lessons", *_drafts(drafted)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _summary(summary: CampaignSummary | None) -> list[str]:
+    if summary is None:
+        return ["It shipped nothing yet."]
+    s = summary
+    leader = ", ".join(f"`{k}` {v}" for k, v in s.leader.items()) or "the baseline"
+    facts = [
+        f"- {s.model}, {s.gpus} × {s.hardware}, {s.stack} {s.version}",
+        f"- baseline {s.baseline_tokens_per_s_per_gpu:,.0f} tokens/s per device, shipped {s.gain:+.1%}: {leader}",
+        f"- {s.spent_gpu_hours:.4g} device-hours",
+    ]
+    moves = [f"{n}. {move}" for n, move in enumerate(s.moves[:MAX_TRIED], 1)]
+    return ["\n".join(facts), *(["What was tried:", "\n".join(moves)] if moves else [])]
+
+
+def _drafts(drafted: Drafted) -> list[str]:
+    found = [_draft(x) for x in drafted.lessons]
+    said = [f"{len(found)} drafted, {drafted.known} said already." if found or drafted.known else "None."]
+    if drafted.said:
+        said.append(drafted.said[0].upper() + drafted.said[1:] + ".")
+    review = [
+        f"Read by nobody until a person accepts them: `attuner lessons review {' '.join(drafted.files)} --as NAME --accept ID`."
+    ]
+    return [" ".join(said), *found, *(review if found else [])]
+
+
+def _draft(lesson: Lesson) -> str:
+    by = " The last words are the model's." if lesson.drafted == "model" else ""
+    return f"**{lesson.id}** · {lesson.effect}\n\n> {lesson.text}\n\nRests on {', '.join(lesson.evidence)}.{by}"
