@@ -67,10 +67,22 @@ class TableReplay:
     def __init__(self, table: Table, clock: VirtualClock, *, seed: int = 0, watched: bool = False) -> None:
         self._table, self._clock, self._seed, self._watched = table, clock, seed, watched
         self._plans: dict[str, Plan] = {}
+        self._caught_up = False
+
+    def _catch_up(self, runs: Path) -> None:
+        """Begin where the virtual time of an earlier process ended: its newest stamp in the campaign's folder of runs."""
+        if self._caught_up:
+            return
+        self._caught_up = True
+        stamps = [read_stamps(run).stamp() for run in runs.iterdir()] if runs.is_dir() else []
+        newest = max((t for s in stamps for t in (s.allocated_at, s.released_at) if t is not None), default=0.0)
+        if newest > (now := self._clock.now()):
+            self._clock.sleep(newest - now)
 
     def submit(self, attempt: Attempt, job: JobSpec) -> Attempt:
         """Begin to play the launch into its folder, or attach if it was begun; see ports.Launcher."""
         folder = Path(attempt.folder)
+        self._catch_up(folder.parent)
         if not read_stamps(folder).started():
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder / files.JOB, {**job.job, "launch_id": attempt.launch_id, "gpus": job.gpus})
@@ -95,6 +107,7 @@ class TableReplay:
     def poll(self, attempt: Attempt) -> JobState:
         """Write what has happened by now, and return the state; see ports.Launcher."""
         folder = Path(attempt.folder)
+        self._catch_up(folder.parent)
         stamps = read_stamps(folder)
         if not stamps.started():
             return JobState(phase="failed", detail="the replay knows nothing of it", gone=True)

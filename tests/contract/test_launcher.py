@@ -178,6 +178,25 @@ class TestTableReplay:
         assert other.poll(made).phase == "succeeded"
         assert other.files(made).stamp.allocated_at == EventClock().now()
 
+    def test_a_process_that_goes_on_begins_where_the_virtual_time_of_the_last_one_ended(self, tmp_path: Path) -> None:
+        """Else a second attempt would hold devices before the first one let them go, and a cancelled one would cost nothing."""
+        clock = EventClock()
+        ended = self.launcher(clock).submit(attempt(tmp_path), self.job())
+        clock.sleep(10.0)
+        self.launcher(clock).cancel(ended)
+        late = EventClock()
+        again = self.launcher(late)
+        second = again.submit(attempt(tmp_path, 2), self.job())
+        first_stamp, second_stamp = again.files(ended).stamp, again.files(second).stamp
+        assert first_stamp.released_at is not None
+        assert second_stamp.allocated_at is not None
+        assert second_stamp.allocated_at >= first_stamp.released_at
+        third = self.launcher(EventClock())
+        third.cancel(second)
+        stopped = third.files(second).stamp.released_at
+        assert stopped is not None
+        assert stopped >= second_stamp.allocated_at
+
     def test_one_sleep_lasts_to_the_end_or_where_steps_are_watched_to_the_next_step(self, tmp_path: Path) -> None:
         for watched, polls in ((False, 1), (True, 20)):
             clock, count = EventClock(), 0
