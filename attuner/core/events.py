@@ -7,11 +7,14 @@ from typing import Any, TypeVar
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.judgement import Calibration, ComponentTest, Remeasurement, Score, Shipment, Verdict
+from attuner.core.people import HIDEABLE, Directive, Invalidated, ReviewAnswer
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.run import Attempt, Launch, Settlement, StepBreakdown, Trial
 from attuner.core.search import Forecast, Hypothesis, Stop
 
 R = TypeVar("R", bound=Record)
+INVALIDATED = "invalidated"
+"""Kind of the event that sets records aside: a rerun."""
 
 
 class Event(Record):
@@ -49,13 +52,24 @@ def update_key(launch_id: str, attempt: int) -> str:
 
 
 class History:
-    """Typed reading of one campaign's events. Pure: it holds nothing but the events it was given."""
+    """Typed reading of one campaign's events. Pure: it holds nothing but the events it was given.
+
+    A record that a later `invalidated` event names does not hold any more; made again, it stands last among its kind.
+    """
 
     def __init__(self, events: list[Event]) -> None:
         self.events = events
         self._last: dict[str, dict[str, Event]] = {}
         for event in events:
+            if event.kind == INVALIDATED:
+                self._set_aside(event)
             self._last.setdefault(event.kind, {})[event.key] = event
+
+    def _set_aside(self, event: Event) -> None:
+        for name in event.record.get("hides", ()):
+            kind, _, key = str(name).partition(" ")
+            if kind in HIDEABLE:  # also here, where a record wasn't read by its model: nothing that was charged may vanish
+                self._last.get(kind, {}).pop(key, None)
 
     def find(self, kind: str, key: str, model: type[R]) -> R | None:
         """Return the record that holds for (kind, key), or None."""
@@ -65,6 +79,10 @@ class History:
     def all(self, kind: str, model: type[R]) -> list[R]:
         """Return the records of a kind, in the order in which their keys first appeared."""
         return [e.read(model) for e in self._last.get(kind, {}).values()]
+
+    def keys(self, kind: str) -> list[str]:
+        """Return the keys of the records of a kind that hold."""
+        return list(self._last.get(kind, {}))
 
     def campaign(self) -> Campaign:
         """Return the campaign as it was born."""
@@ -143,9 +161,8 @@ class History:
         return self.all("score", Score)
 
     def calibration(self) -> Calibration | None:
-        """Return the last calibration: the one that holds."""
-        rounds = self.all("calibration", Calibration)
-        return rounds[-1] if rounds else None
+        """Return the last round's calibration: the one that holds."""
+        return max(self.all("calibration", Calibration), key=lambda x: x.round, default=None)
 
     def component_tests(self) -> list[ComponentTest]:
         """Return the component tests on record."""
@@ -154,6 +171,22 @@ class History:
     def stop(self) -> Stop | None:
         """Return why the search ended, if it did."""
         return self.find("stop", "final", Stop)
+
+    def directives(self) -> list[Directive]:
+        """Return what people said to the campaign, in order."""
+        return self.all("directive", Directive)
+
+    def reviews(self) -> list[ReviewAnswer]:
+        """Return the answers that hold: of each launch the last one."""
+        return self.all("review", ReviewAnswer)
+
+    def reruns(self) -> list[Invalidated]:
+        """Return every rerun, in order."""
+        return self.all(INVALIDATED, Invalidated)
+
+    def rerun_after(self, launch_id: str) -> int:
+        """Return the number of the last attempt that a rerun of this launch leaves behind; 0 if it was never rerun."""
+        return max((x.after for x in self.reruns() if x.step == "launch" and x.key == launch_id), default=0)
 
     def remeasurement(self) -> Remeasurement | None:
         """Return the final re-measurement."""

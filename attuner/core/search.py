@@ -44,6 +44,8 @@ class Hypothesis(Record):
         default_factory=list, description="what a person was not there to answer, and the default taken"
     )
     lessons: list[str] = Field(default_factory=list, description="ids of the lessons it rests on")
+    by: str = Field(default="", description="the person who asked for it; '' for the proposer's own")
+    asked: str = Field(default="", description="key of the directive that queued it")
 
 
 class Stop(Record):

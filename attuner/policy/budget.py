@@ -7,6 +7,7 @@ import math
 from attuner.core.campaign import Campaign
 from attuner.core.errors import BudgetExceeded, UserError
 from attuner.core.events import History
+from attuner.policy import people, rounds
 
 AUTO_LAUNCHES = 30
 AUTO_ROUND = 10.0
@@ -23,8 +24,10 @@ def fixed_launches(campaign: Campaign) -> int:
 
 
 def total(history: History) -> float:
-    """Return the campaign's budget in device-hours; infinite while `auto` waits for its first measured launch."""
-    campaign = history.campaign()
+    """Return the campaign's budget in device-hours, a person's last word included; infinite while `auto` waits for a measure."""
+    campaign, stated = history.campaign(), people.stated_budget(history)
+    if stated is not None:
+        return stated
     if campaign.budget.gpu_hours != "auto":
         return float(campaign.budget.gpu_hours)
     runs = [t for t in (history.trial(x.id) for x in history.launches() if x.kind == "calibrate" and not x.profile_steps) if t]
@@ -66,9 +69,9 @@ def declared_cost(campaign: Campaign) -> float:
 
 def remeasure_reserve(history: History) -> float:
     """Return what the final re-measurement still needs, device-hours; set aside from birth on."""
-    campaign = history.campaign()
-    done = sum(1 for x in history.launches() if x.kind == "remeasure")
-    return max(0, 2 * campaign.remeasure.pairs - done) * reserve(history)
+    if people.cancelled(history) is not None:
+        return 0.0
+    return max(0, 2 * history.campaign().remeasure.pairs - len(rounds.launches(history))) * reserve(history)
 
 
 def remaining(history: History, *, for_remeasure: bool = False) -> float:

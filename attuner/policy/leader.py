@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from attuner.core.events import History
 from attuner.core.judgement import Score
+from attuner.policy import people
 
 
 def open_reviews(history: History, launch_id: str) -> list[str]:
     """Return what waits for a person before this launch's recipe may ship: lines of its verdicts' review findings."""
+    return [item.line for item in people.open_items(history, launch_id)]
+
+
+def refused_by_person(history: History, launch_id: str) -> bool:
+    """Tell whether a person refused this launch's recipe."""
     launch = history.launch(launch_id)
-    if launch is None or not launch.hypothesis:
-        return []
-    config = history.verdict(launch.hypothesis)
-    verdicts = [config] if config else []
-    for attempt in history.attempts(launch_id):
-        verdicts += history.looks(launch_id, attempt.number)
-    return [f.line() for v in verdicts for f in v.reviews()]
+    answer = people.answer_to(history, launch.recipe) if launch else None
+    return answer is not None and answer.decision == "refuse"
 
 
 def waiting(history: History) -> list[Score]:
@@ -27,7 +28,11 @@ def waiting(history: History) -> list[Score]:
     found = [
         s
         for s in history.scores()
-        if s.valid and s.decision != "refuse" and s.tokens_per_s_per_gpu > floor and open_reviews(history, s.launch_id)
+        if s.valid
+        and s.decision != "refuse"
+        and s.tokens_per_s_per_gpu > floor
+        and open_reviews(history, s.launch_id)
+        and not refused_by_person(history, s.launch_id)
     ]
     return sorted(found, key=lambda s: -s.tokens_per_s_per_gpu)
 
@@ -36,7 +41,8 @@ def shippable(history: History) -> Score | None:
     """Return the fastest leader that may be re-measured and shipped, or None to keep the baseline.
 
     With `gate.review: before_ship` a leader with an open review item is passed over; leaders below the band of the
-    baseline are never considered.
+    baseline are never considered, and neither is what a person refused. A launch that the looks left to a person never led the
+    search; it is considered once a person admitted all that they left open.
     """
     campaign = history.campaign()
     calibration = history.calibration()
@@ -44,7 +50,12 @@ def shippable(history: History) -> Score | None:
         return None
     floor = calibration.mean * (1 + calibration.band)
     candidates = [
-        s for s in history.scores() if s.valid and s.new_leader and s.decision == "admit" and s.tokens_per_s_per_gpu > floor
+        s
+        for s in history.scores()
+        if s.valid
+        and s.tokens_per_s_per_gpu > floor
+        and ((s.decision == "admit" and s.new_leader) or (s.decision == "review" and people.looks_stand(history, s.launch_id)))
+        and not refused_by_person(history, s.launch_id)
     ]
     for score in sorted(candidates, key=lambda s: -s.tokens_per_s_per_gpu):
         launch = history.launch(score.launch_id)
