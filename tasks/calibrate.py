@@ -24,8 +24,10 @@ def plan_calibration(campaign_id: str, number: int) -> list[str]:
 
 @step_task(name="calibrate round {number}")
 def calibrate(campaign_id: str, number: int) -> str:
-    """Return `quiet`, or `busy` if σ is too large to measure well."""
+    """Return `quiet`, `busy` if σ is too large to measure well, or `cancelled`."""
     with open_kit(campaign_id) as kit:
         calibration = step.calibrate(kit, campaign_id, number=number)
+        if calibration is None:
+            return "cancelled"
         _artifacts.calibration(campaign_id, calibration)
         return "busy" if calibration.busy else "quiet"

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from attuner import __version__
 from attuner.cli.data_arguments import add_data
 from attuner.cli.import_arguments import add_import, add_recipe_check
+from attuner.cli.people_arguments import add_people
 from attuner.core.errors import AttunerError
 
 Verb = Callable[[argparse.Namespace], int]
@@ -33,6 +34,7 @@ def parser() -> argparse.ArgumentParser:
     _campaign_verbs(verbs)
     _reading_verbs(verbs)
     _gate_verbs(verbs)
+    add_people(verbs, _add)
     _lesson_verbs(verbs)
     _profile_verb(verbs)
     _triage_verb(verbs)
@@ -86,6 +88,9 @@ def _reading_verbs(verbs: argparse._SubParsersAction[_Parser]) -> None:
     spend.add_argument("campaign", metavar="CAMPAIGN", nargs="?", default="", help="campaign id, or the start of it")
     spend.add_argument("--by", default="", choices=["", "campaign", "purpose", "outcome", "launcher", "hardware"], help="sum by")
     spend.add_argument("--prices", default="", metavar="FILE", help="price table (default: configs/device_prices.yaml)")
+    every = _add(verbs, "settings", "everything that can be set, one line each", "settings:show", json=True)
+    every.add_argument("word", metavar="WORD", nargs="?", default="", help="only those with this in key or text")
+    every.add_argument("--markdown", action="store_true", help="print the page docs/settings.md")
     ledger = verbs.add_parser("ledger", help="verify or export the ledger")
     acts = ledger.add_subparsers(dest="act", required=True, metavar="ACT", parser_class=_Parser)
     verify = _add(acts, "verify", "find any edited, missing or reordered row, and a lost tail", "read:ledger_verify", json=True)

@@ -50,7 +50,12 @@ def resume(arguments: argparse.Namespace) -> int:
     ledger.claim(name)  # a second process is refused here, before a server is started
     ledger.release(name)
     ledger.close()
-    return _flow(settings, quiet=arguments.quiet, campaign_id=name)
+    return go_on_with(settings, name, quiet=arguments.quiet)
+
+
+def go_on_with(settings: Settings, campaign_id: str, *, quiet: bool) -> int:
+    """Run the flow on a campaign that is on record; return the exit code."""
+    return _flow(settings, quiet=quiet, campaign_id=campaign_id)
 
 
 def _flow(settings: Settings, *, quiet: bool, **parameters: str) -> int:

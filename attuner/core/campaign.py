@@ -19,8 +19,8 @@ OBSERVED_STEPS = 2
 class StackSpec(Record):
     """The training framework, and which one exactly. What nobody states isn't part of the record or its digest."""
 
-    name: str
-    version: str
+    name: str = Field(description="mcore, megatron, slime, bridge, automodel or replay (docs/stacks.md)")
+    version: str = Field(description="of the framework: what launches run with, and what scopes of rules speak of")
     source: str = Field(default="", description="folder of the job's framework checkout; bridge: or a dumped *.yaml")
     slime_source: str = Field(default="", description="slime: folder of slime's checkout")
     commit: str = Field(default="", description="commit that the checkout must be at; its version where it has no .git")
@@ -40,7 +40,9 @@ class StackSpec(Record):
 class Device(Record):
     """One device of the cluster."""
 
-    kind: Literal["cpu", "cuda"] = "cpu"
+    kind: Literal["cpu", "cuda"] = Field(
+        default="cpu", description="what the figures of the estimate and of the report stand for"
+    )
     mem_gib: float | None = Field(default=None, gt=0, description="memory limit of one device; enforced on a CPU")
     threads: int = Field(default=1, gt=0, description="compute threads of a CPU device")
 
@@ -48,18 +50,18 @@ class Device(Record):
 class Figure(Record):
     """One published or measured figure of a machine, with where it is from."""
 
-    value: float
-    source: str
-    note: str = ""
+    value: float = Field(description="in the unit that its name ends with")
+    source: str = Field(description="where it is from")
+    note: str = Field(default="", description="what to know of it")
 
 
 class Cluster(Record):
     """Where launches run: the Ray resource that stands for a device, and how many there are."""
 
-    name: str
+    name: str = Field(description="what it is called on record and in reports")
     resource: str = Field(default="slot", description="Ray resource of one device: slot (CPU) or GPU")
-    devices: int = Field(gt=0)
-    devices_per_node: int = Field(gt=0)
+    devices: int = Field(gt=0, description="of the whole cluster; a campaign asks for no more")
+    devices_per_node: int = Field(gt=0, description="of one node")
     device: Device = Device()
     env: dict[str, str] = Field(default_factory=dict, description="environment that the launcher adds to every job")
     autoscaled: bool = Field(default=False, description="nodes are added on demand: too few of them now is no refusal")
@@ -79,7 +81,7 @@ class Cluster(Record):
 class LauncherSpec(Record):
     """Which adapter launches, on which cluster; `table` and `seed` are the replay launcher's."""
 
-    name: str
+    name: str = Field(description="ray_jobs, kuberay or replay")
     cluster: Cluster
     table: str = Field(default="", description="replay: the table that is played: its description, or its .csv")
     seed: int = Field(default=0, description="replay: seeds the noise")
@@ -89,7 +91,7 @@ class ProposerSpec(Record):
     """Which proposer searches, with its settings; `script` is the scripted proposer's list of moves."""
 
     name: str
-    script: list[dict[str, object]] = Field(default_factory=list)
+    script: list[dict[str, object]] = Field(default_factory=list, description="scripted: its moves, in order")
     wait_h: float = Field(default=24.0, ge=0, description="manual: hours to wait for a person's next move before the search ends")
     seed: int = Field(default=0, description="random, tpe, fixed_knobs")
     space: dict[str, list[Value]] = Field(
@@ -115,22 +117,24 @@ class EstimateSpec(Record):
 class EarlyStop(Record):
     """When a running trial that is surely slower than the leader is ended."""
 
-    enabled: bool = True
+    enabled: bool = Field(default=True, description="false: every trial runs to its end")
     confidence: float = Field(default=0.999, gt=0.5, lt=1, description="of the sequential test, over a whole launch")
 
 
 class Budget(Record):
     """Device-hours that the campaign may spend; `auto` is 30 × one unprofiled launch, rounded up to 10."""
 
-    gpu_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = "auto"
+    gpu_hours: Annotated[float, Field(gt=0, allow_inf_nan=False)] | Literal["auto"] = Field(
+        default="auto", description="device-hours of all launches together; auto: 30 × one unprofiled launch, rounded up to 10"
+    )
 
 
 class Noise(Record):
     """How the band is made from the calibration runs."""
 
-    calibration_runs: int = Field(default=5, ge=5)
-    floor: float = Field(default=0.03, gt=0)
-    sigmas: float = Field(default=3.0, gt=0)
+    calibration_runs: int = Field(default=5, ge=5, description="baseline launches that make mean and band")
+    floor: float = Field(default=0.03, gt=0, description="the band is no smaller than this, a fraction")
+    sigmas: float = Field(default=3.0, gt=0, description="so many standard deviations of the calibration make the band")
     busy_sigma: float = Field(default=0.08, gt=0, description="above it the machine is too busy: calibrate once more")
     max_step_spread: float = Field(default=3.0, gt=1, description="slowest scored step over the median of a valid run")
 
@@ -138,9 +142,14 @@ class Noise(Record):
 class GateSpec(Record):
     """How the gate treats what it can't decide alone."""
 
-    step0_loss_tolerance: float = Field(default=0.05, gt=0, le=0.05)
-    review: Literal["before_ship", "report_only"] = "before_ship"
-    review_wait_h: float = Field(default=24.0, ge=0, description="hours a deployed run waits for a person's review before it ships")
+    step0_loss_tolerance: float = Field(
+        default=0.05, gt=0, le=0.05, description="fraction by which the loss of step 0 may differ, at most"
+    )
+    review: Literal["before_ship", "report_only"] = Field(
+        default="before_ship",
+        description="before_ship: what is open for review ships only if a person admits it; report_only: the report lists it",
+    )
+    review_wait_h: float = Field(default=24.0, ge=0, description="hours a deployed run waits for a person's review")
     component_tests: Literal["auto", "manual"] = Field(
         default="auto", description="auto: run a missing component test as a charged check launch"
     )
@@ -155,32 +164,34 @@ class GateSpec(Record):
 class Remeasure(Record):
     """The final interleaved re-measurement."""
 
-    pairs: int = Field(default=3, ge=3)
+    pairs: int = Field(default=3, ge=3, description="of launches, leader and baseline in turn")
 
 
 class LaunchLimits(Record):
     """Times that bound one launch, in seconds."""
 
     expected_s: float | None = Field(default=None, gt=0, description="a person's guess of one launch, for the first reserve")
-    max_s: float = Field(default=600, gt=0)
+    max_s: float = Field(default=600, gt=0, description="a launch that runs longer is ended")
     hang_s: float = Field(default=120, gt=0, description="no step for this long is a hang")
-    profile_steps: int = Field(default=1, ge=1)
+    profile_steps: int = Field(
+        default=1, ge=1, description="further steps of a profiled launch, under the profiler and without a score"
+    )
 
 
 class Published(Record):
     """What a recipe's authors report of it."""
 
     value: float = Field(gt=0, description="tokens per second and device, unless `unit` says otherwise")
-    unit: str = "tokens/s/GPU"
-    source: str
+    unit: str = Field(default="tokens/s/GPU", description="of the value")
+    source: str = Field(description="where they say so")
     note: str = Field(default="", description="their hardware, software or workload where it differs from this campaign's")
 
 
 class Adaptation(Record):
     """One thing that was changed from the public recipe to run it here."""
 
-    change: str
-    why: str
+    change: str = Field(description="what")
+    why: str = Field(description="why")
 
 
 class Prepare(Record):

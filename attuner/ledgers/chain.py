@@ -22,8 +22,8 @@ from attuner.ports import Event
 FIRST_PREV = "0" * 64
 """What stands before the first row of a campaign."""
 
-UNLEASED_KINDS = frozenset({"note"})
-"""What may be appended without a lease: a person's remark, which no step acts upon."""
+UNLEASED_KINDS = frozenset({"note", "directive", "review"})
+"""What may be appended without a lease, while another process runs the campaign: people's remarks, wishes and answers."""
 
 _CAMPAIGN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from attuner.core.people import HIDEABLE
+
 # "at" is quoted because DuckDB reads the bare word as time travel; the views call it at_s.
 TABLES: Final = """
 CREATE TABLE IF NOT EXISTS events (
@@ -58,6 +60,9 @@ _KINDS: Final[dict[str, tuple[str, str]]] = {
     ),
     "shipments": ("shipment", "launch_id recipe gain:DOUBLE kept_baseline:BOOLEAN reason folder"),
     "notes": ("note", "record:JSON=$"),
+    "directives": ("directive", "act said_by=by why lever gpu_hours:DOUBLE hypothesis:JSON"),
+    "reviews": ("review", "launch_id recipe decision said_by=by why items:JSON"),
+    "reruns": ("invalidated", "step of_key=key said_by=by why request after:INTEGER new_round:BOOLEAN hides:JSON"),
     "replies": (
         "reply",
         "status stop_reason input_tokens:BIGINT=usage.input_tokens output_tokens:BIGINT=usage.output_tokens "
@@ -70,8 +75,19 @@ _KINDS: Final[dict[str, tuple[str, str]]] = {
     ),
 }
 
-_LATEST: Final = """CREATE OR REPLACE VIEW latest AS SELECT * FROM events
-QUALIFY row_number() OVER (PARTITION BY campaign_id, kind, key ORDER BY n DESC) = 1"""
+# what a rerun set aside (`invalidated`) is no record that holds; never what was decided, submitted or charged
+_LATEST: Final = (
+    """CREATE OR REPLACE VIEW set_aside AS
+    SELECT campaign_id, split_part(hidden, ' ', 1) AS kind, substr(hidden, strpos(hidden, ' ') + 1) AS key, max(n) AS by_n
+    FROM (SELECT campaign_id, n, unnest(from_json(record->'$.hides', '["VARCHAR"]')) AS hidden
+          FROM events WHERE kind = 'invalidated')
+    WHERE split_part(hidden, ' ', 1) IN (%s) GROUP BY ALL"""
+    % ", ".join(f"'{kind}'" for kind in sorted(HIDEABLE)),
+    """CREATE OR REPLACE VIEW latest AS SELECT e.* FROM events e
+    LEFT JOIN set_aside s ON s.campaign_id = e.campaign_id AND s.kind = e.kind AND s.key = e.key AND e.n < s.by_n
+    WHERE s.by_n IS NULL
+    QUALIFY row_number() OVER (PARTITION BY e.campaign_id, e.kind, e.key ORDER BY e.n DESC) = 1""",
+)
 
 _JOINS: Final = (
     """CREATE OR REPLACE VIEW attempts AS
@@ -110,7 +126,7 @@ _JOINS: Final = (
 def statements(*, new: bool) -> list[str]:
     """Return the SQL that prepares a ledger file: the views, and for a new file the tables and triggers before them."""
     tables = [TABLES, *(f"CREATE TRIGGER {name} {when} {_FIRES}" for name, when in TRIGGERS.items())] if new else []
-    return [*tables, _LATEST, *(_view(name, kind, columns) for name, (kind, columns) in _KINDS.items()), *_JOINS]
+    return [*tables, *_LATEST, *(_view(name, kind, columns) for name, (kind, columns) in _KINDS.items()), *_JOINS]
 
 
 def _view(name: str, kind: str, columns: str) -> str:

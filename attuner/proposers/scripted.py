@@ -18,7 +18,7 @@ class Scripted:
     def ask(self, brief: Brief) -> Hypothesis | Stop:
         """Return the next move of the script; see ports.Proposer."""
         script = brief.campaign.proposer.script
-        done = len(brief.history.hypotheses())
+        done = sum(not h.by for h in brief.history.hypotheses())  # what a person queued is no move of the script
         if done >= len(script):
             return Stop(reason="the script has ended", evidence=[f"{done} moves played"])
         move = dict(script[done])

@@ -6,7 +6,7 @@ from attuner.core.errors import UserError
 from attuner.core.events import History
 from attuner.core.judgement import Calibration, Note
 from attuner.core.run import Trial
-from attuner.policy import budget, measure
+from attuner.policy import budget, measure, people
 from attuner.ports import Kit
 from attuner.steps.birth import complete
 from attuner.steps.common import decide, past, put, put_recipe
@@ -59,15 +59,15 @@ def _refusal(history: History, trial: Trial) -> str:
     return found[0].line().removeprefix("refuse  ") if found else "its looks refuse it"
 
 
-def calibrate(kit: Kit, campaign_id: str, *, number: int) -> Calibration:
-    """Record mean, σ and band of one round.
+def calibrate(kit: Kit, campaign_id: str, *, number: int) -> Calibration | None:
+    """Record mean, σ and band of one round; None if the campaign was cancelled before.
 
     Raises:
         UserError: the baseline itself fails, or could not be measured.
     """
     history = past(kit, campaign_id)
     known = history.find("calibration", str(number), Calibration)
-    if known is not None:
+    if known is not None or people.cancelled(history) is not None:
         return known
     campaign = history.campaign()
     trials = []

@@ -4,6 +4,8 @@ estimate holds it back: it surely runs out of memory, or can't pay for itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 from attuner.config import load_levers, load_register
 from attuner.core.base import Value
 from attuner.core.errors import BudgetExceeded, Refused, UserError
@@ -11,7 +13,7 @@ from attuner.core.events import History
 from attuner.core.judgement import ComponentTest, Finding, Note, Verdict
 from attuner.core.recipe import EffectiveConfig, Recipe
 from attuner.core.search import Forecast, Hypothesis
-from attuner.policy import conduct, hold_back
+from attuner.policy import conduct, hold_back, people
 from attuner.policy import gate as policy
 from attuner.ports import Kit
 from attuner.steps.common import check_lock, decide, past, put, put_recipe, scope_of, shared_tests
@@ -69,7 +71,11 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
     rule, digest = "conduct", ""
     try:
         levers = load_levers(kit.rules_dir, campaign.stack.name)
-        conduct.check_group(hypothesis, levers, proposer=campaign.proposer.name)
+        if hypothesis.group == conduct.SHIPPED:
+            conduct.check_shipped(history, hypothesis)
+        else:
+            conduct.check_group(hypothesis, levers, proposer="" if hypothesis.by else campaign.proposer.name)
+        _check_ban(history, hypothesis, levers)
         candidate = conduct.candidate(history, hypothesis)
         digest = candidate.digest()
         conduct.check_recipe(history, digest)
@@ -80,7 +86,8 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
     put_recipe(kit, campaign_id, candidate, effective)
     verdict = look(kit, past(kit, campaign_id), effective, subject=hypothesis.id, recipe=digest)
     held = held_back(kit, campaign_id, hypothesis, candidate, effective)
-    if held and verdict.decision != "refuse":
+    # a shipped recipe is measured whatever the estimate expects of it: that is what a re-tuning is for
+    if held and verdict.decision != "refuse" and hypothesis.group != conduct.SHIPPED:
         return _refused("held_back", hypothesis.id, held, digest, list(verdict.findings))
     if verdict.decision == "review" and campaign.gate.component_tests == "auto":
         register = load_register(kit.rules_dir, campaign.stack.name)
@@ -90,6 +97,12 @@ def _judge(kit: Kit, campaign_id: str, history: History, hypothesis: Hypothesis)
             component_test(kit, campaign_id, candidate, effective, component=component, argument=argument, old=old, new=new)
         verdict = look(kit, past(kit, campaign_id), effective, subject=hypothesis.id, recipe=digest)
     return verdict
+
+
+def _check_ban(history: History, hypothesis: Hypothesis, levers: list[dict[str, Any]]) -> None:
+    why = people.forbids(history, hypothesis, levers)
+    if why:
+        raise Refused(f"{hypothesis.id}: {why}")
 
 
 def held_back(kit: Kit, campaign_id: str, hypothesis: Hypothesis, candidate: Recipe, effective: EffectiveConfig) -> str:

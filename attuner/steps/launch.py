@@ -15,13 +15,15 @@ from attuner.core.errors import Broken
 from attuner.core.events import History, attempt_key
 from attuner.core.private import mask
 from attuner.core.run import Attempt, Launch, Settlement, Trial
-from attuner.policy import budget
+from attuner.policy import budget, people
 from attuner.ports import JobSpec, JobState, Kit, RunFiles
 from attuner.steps import early
 from attuner.steps.common import past, put
 from attuner.steps.triage import triaged
 
 POLL_S = 0.25
+HEAR_EVERY = 8
+"""Polls between two looks at what people said meanwhile."""
 LOST_LIMIT = 2
 
 
@@ -41,18 +43,21 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
     trial = history.trial(launch_id)
     if trial is not None and not (again and _measured_invalid(history, trial) and _affordable(history, decided)):
         return trial
-    seen = trial.attempt if trial else 0
+    seen = max(trial.attempt if trial else 0, history.rerun_after(launch_id))
     while True:
         history = past(kit, campaign_id)
         closed = _closed_without_trial(history, launch_id, after=seen)
         if closed is not None:
             return _record_trial(kit, campaign_id, closed, history)
-        if _spent(history, decided):
-            return _not_launched(kit, campaign_id, history, decided)
+        why = _not_to_launch(history, decided)
+        if why:
+            return _not_launched(kit, campaign_id, history, decided, why)
         attempt = _open_attempt(kit, campaign_id, history, decided)
         job = _job(kit, history, decided)
         attempt, state = follow(kit, campaign_id, attempt, job, ended_when=early.watch(kit, campaign_id, history, decided))
         settlement = settle(kit.launcher.files(attempt), attempt, gpus=job.gpus, state=state)
+        if state.phase != "succeeded" and people.cancelled(past(kit, campaign_id)) is not None:
+            settlement = settlement.model_copy(update={"interrupted": True})
         put(kit, campaign_id, "settled", attempt_key(launch_id, attempt.number), settlement)
 
 
@@ -62,7 +67,7 @@ def _measured_invalid(history: History, trial: Trial) -> bool:
     if score is None or score.valid or score.attempt != trial.attempt:
         return False
     closed = [s for s in history.settlements() if s.launch_id == trial.launch_id and not s.lost and not s.interrupted]
-    return sum(1 for s in closed if s.attempt <= trial.attempt) < 2
+    return sum(1 for s in closed if history.rerun_after(trial.launch_id) < s.attempt <= trial.attempt) < 2
 
 
 def _affordable(history: History, decided: Launch) -> bool:
@@ -73,19 +78,26 @@ def _affordable(history: History, decided: Launch) -> bool:
     return budget.remaining(history, for_remeasure=decided.kind == "remeasure") >= decided.reserve_gpu_hours
 
 
-def _spent(history: History, decided: Launch) -> bool:
-    """Tell whether the budget is spent, so that no further attempt may be opened; one that is open already is followed."""
+def _not_to_launch(history: History, decided: Launch) -> str:
+    """Return why no further attempt may be opened: cancelled, or the budget is spent, whatever this launch had reserved.
+
+    An attempt that is open already is followed to its end.
+    """
     attempts = history.attempts(decided.id)
     if attempts and history.settled(decided.id, attempts[-1].number) is None:
-        return False
-    return budget.spent(history) >= budget.total(history)
+        return ""
+    end = people.cancelled(history)
+    if end is not None:
+        return f"cancelled by {end.by}" + (f": {end.why}" if end.why else "")
+    if budget.spent(history) >= budget.total(history):
+        return f"{budget.spent(history):.4f} of {budget.total(history):g} device-hours are spent"
+    return ""
 
 
-def _not_launched(kit: Kit, campaign_id: str, history: History, decided: Launch) -> Trial:
-    """Record that a decided launch got no further attempt: earlier ones overdrew the budget, whatever this one had reserved."""
+def _not_launched(kit: Kit, campaign_id: str, history: History, decided: Launch, why: str) -> Trial:
+    """Record that a decided launch got no further attempt."""
     attempts = history.attempts(decided.id)
-    again = " again" if attempts else ""
-    cause = f"not launched{again}: {budget.spent(history):.4f} of {budget.total(history):g} device-hours are spent"
+    cause = f"not launched{' again' if attempts else ''}: {why}"
     trial = Trial(
         launch_id=decided.id,
         attempt=attempts[-1].number if attempts else 0,
@@ -175,7 +187,7 @@ def inputs(kit: Kit, history: History, campaign: Campaign, decided: Launch) -> d
 def follow(
     kit: Kit, campaign_id: str, attempt: Attempt, job: JobSpec, *, ended_when: early.Watch | None = None
 ) -> tuple[Attempt, JobState]:
-    """Submit or attach, and wait for the end. Ctrl-C stops the job before it is passed on.
+    """Submit or attach, and wait for the end. Ctrl-C stops the job before it is passed on; so does a person who cancels.
 
     Args:
         ended_when: asked while the job runs; its yes ends the job.
@@ -185,10 +197,14 @@ def follow(
         if where != attempt:
             put(kit, campaign_id, "attempt", attempt_key(attempt.launch_id, attempt.number), where)
             attempt = where
+    polls = 0
     try:
         while not (state := kit.launcher.poll(attempt)).done():
+            polls += 1
             kit.watch.progress(attempt.launch_id, state.phase, kit.stack.progress(kit.launcher.files(attempt)))
-            if ended_when is not None and ended_when(attempt):
+            if (ended_when is not None and ended_when(attempt)) or (
+                polls % HEAR_EVERY == 1 and people.cancelled(past(kit, campaign_id)) is not None
+            ):
                 kit.launcher.cancel(attempt)
             else:
                 kit.clock.sleep(POLL_S)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import statistics
 
-from attuner.core.events import History
+from attuner.core.events import INVALIDATED, History
 from attuner.core.judgement import Note, Remeasurement, Score, worst
-from attuner.policy import budget, leader, measure
+from attuner.core.people import Invalidated
+from attuner.policy import budget, leader, measure, people, rounds
 from attuner.ports import Kit
 from attuner.steps.common import check_lock, decide, past, put
 from attuner.steps.gate import look
@@ -21,6 +22,9 @@ def plan_remeasure(kit: Kit, campaign_id: str) -> list[str]:
     The order within a pair alternates, so that a drift of the machine favours neither side.
     """
     history = past(kit, campaign_id)
+    if people.cancelled(history) is not None:
+        return []
+    history = renewed(kit, history)
     campaign = history.campaign()
     best = leader.shippable(history)
     best_launch = history.launch(best.launch_id) if best else None
@@ -28,19 +32,65 @@ def plan_remeasure(kit: Kit, campaign_id: str) -> list[str]:
         return []
     if not _affordable(kit, campaign_id, history):
         return []
-    ids = []
+    ids, number = [], rounds.current(history)
     for pair in range(campaign.remeasure.pairs):
         sides = [("baseline", campaign.baseline.digest()), ("leader", best_launch.recipe)]
         for name, recipe in sides if pair % 2 == 0 else reversed(sides):
-            ids.append(decide(kit, campaign_id, "remeasure", recipe, f"{name} {pair + 1}").id)
+            ids.append(decide(kit, campaign_id, "remeasure", recipe, rounds.purpose(name, pair + 1, number)).id)
     return ids
+
+
+def renewed(kit: Kit, history: History) -> History:
+    """Return the past after what no longer holds was set aside: a re-measurement of another leader, or with another band.
+
+    So it is after a launch was rerun, or a person answered a review. What was measured stays on record, and charged.
+    """
+    why = outdated(history)
+    if not why:
+        return history
+    campaign_id = history.campaign().id
+    said = Invalidated(
+        step="remeasure",
+        key="",
+        by="attuner",
+        why=why,
+        hides=["remeasurement final", "shipment final", f"note {UNAFFORDABLE}"],
+        new_round=bool(rounds.launches(history)),
+    )
+    put(kit, campaign_id, INVALIDATED, f"remeasure {len(history.reruns()) + 1}", said)
+    return past(kit, campaign_id)
+
+
+def outdated(history: History) -> str:
+    """Return why re-measurement or shipment don't hold any more, or ''."""
+    again, best, calibration = history.remeasurement(), leader.shippable(history), history.calibration()
+    if again is not None and calibration is not None:
+        name = best.launch_id if best else ""
+        if again.leader != name:
+            return f"the leader changed: {again.leader} was re-measured, {name or 'the baseline'} leads now"
+        if again.band != calibration.band:
+            return f"the band changed: {again.band:.2%} → {calibration.band:.2%}"
+    other = _other_leader(history, best)
+    if other:
+        return other
+    shipment = history.shipment()
+    if again is None and shipment is not None and best is not None and history.find("note", UNAFFORDABLE, Note) is None:
+        return f"{best.launch_id} may ship now, and was not re-measured"
+    return ""
+
+
+def _other_leader(history: History, best: Score | None) -> str:
+    """Return a line if this round's launches measure another recipe than the leader's: they say nothing of it."""
+    launch = history.launch(best.launch_id) if best else None
+    wrong = [x for x in rounds.launches(history) if x.purpose.startswith("leader ") and launch and x.recipe != launch.recipe]
+    return f"the leader changed: {wrong[0].id} measures another recipe than {launch.id}'s" if wrong and launch else ""
 
 
 def _affordable(kit: Kit, campaign_id: str, history: History) -> bool:
     """Tell whether the missing launches fit the budget; if not, note it once: the baseline is kept for that reason."""
     if history.find("note", UNAFFORDABLE, Note) is not None:
         return False
-    done = sum(1 for x in history.launches() if x.kind == "remeasure")
+    done = len(rounds.launches(history))
     if done >= 2 * history.campaign().remeasure.pairs:
         return True  # decided when they fitted; a resume goes on with them
     need = (2 * history.campaign().remeasure.pairs - done) * budget.reserve(history)
@@ -57,9 +107,9 @@ def remeasure(kit: Kit, campaign_id: str) -> Remeasurement | None:
 
     Inside the band, or if any look refuses now, or if a launch failed, the baseline is kept and the record says why.
     """
+    ids = plan_remeasure(kit, campaign_id)
     history = past(kit, campaign_id)
     known = history.remeasurement()
-    ids = plan_remeasure(kit, campaign_id) if known is None else []
     if known is not None or not ids:
         return known
     campaign, calibration, best = history.campaign(), history.calibration(), leader.shippable(history)
@@ -75,7 +125,7 @@ def remeasure(kit: Kit, campaign_id: str) -> Remeasurement | None:
         ids_of[name].append(launch_id)
         # a baseline with a defect of its own is `review` for ever: that must not keep its candidates from being measured
         admitted = ("admit", "review") if name == "baseline" else ("admit",)
-        if scored is not None and scored.valid and scored.decision in admitted:
+        if scored is not None and scored.valid and people.decided(history, launch_id, scored.decision) in admitted:
             sides[name].append(scored)
     means = {name: statistics.fmean(s.tokens_per_s_per_gpu for s in side) if side else 0.0 for name, side in sides.items()}
     result = _judged(kit, campaign_id, best, ids_of, sides, means, calibration.band)

@@ -7,13 +7,15 @@ from pathlib import Path
 from attuner.config import REPLAY
 from attuner.core.errors import Refused
 from attuner.core.events import History
-from attuner.core.judgement import Note, Shipment
-from attuner.policy import leader
+from attuner.core.judgement import Note, Shipment, Verdict
+from attuner.policy import leader, people
 from attuner.ports import Kit
 from attuner.report import html, markdown
+from attuner.report.details import Context
 from attuner.report.facts import gather
 from attuner.report.recipe_yaml import recipe_yaml
 from attuner.steps.common import check_lock, past, put
+from attuner.steps.context import context_of
 from attuner.steps.remeasure import UNAFFORDABLE
 
 
@@ -49,6 +51,9 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
             x for s in history.scores() if s in waits or s.new_leader for x in leader.open_reviews(history, s.launch_id)
         ],
     )
+    end = people.cancelled(history)
+    if end is not None:
+        return keep.model_copy(update={"reason": f"cancelled by {end.by}" + (f": {end.why}" if end.why else "")})
     if best is None:
         if waits or any(s.new_leader for s in history.scores()):
             return keep.model_copy(
@@ -63,7 +68,7 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
     if again.kept_baseline or again.leader != best.launch_id or again.decision == "refuse":
         return keep.model_copy(update={"reason": again.reason or "the re-measured launch is not the leader"})
     launch = history.launch(best.launch_id)
-    if launch is None or best.decision != "admit":
+    if launch is None or people.decided(history, best.launch_id, best.decision) != "admit":
         return keep.model_copy(update={"reason": f"the looks at {best.launch_id} do not admit it"})
     unlooked = _without_looks(history, [best.launch_id, *again.leader_launches])
     if unlooked:
@@ -93,10 +98,11 @@ def _without_looks(history: History, launches: list[str]) -> str:
     """Return which launch lacks an admitting second or third look, or ''."""
     for launch_id in launches:
         trial = history.trial(launch_id)
-        found: dict[str, str] = {v.look: v.decision for v in history.looks(launch_id, trial.attempt)} if trial else {}
+        found: dict[str, Verdict] = {v.look: v for v in history.looks(launch_id, trial.attempt)} if trial else {}
         for look, name in (("forward", "second"), ("update", "third")):
-            if found.get(look) != "admit":
-                return f"the {name} look at {launch_id} is {found.get(look, 'not on record')}: nothing ships without it"
+            if not people.stands(history, found.get(look)):
+                said = found[look].decision if look in found else "not on record"
+                return f"the {name} look at {launch_id} is {said}: nothing ships without it"
     return ""
 
 
@@ -121,12 +127,12 @@ def write_files(kit: Kit, campaign_id: str) -> None:
         if shipment.on_paper:
             head = f"# NOT SHIPPABLE: {shipment.on_paper}\n# attuner campaign {campaign_id}, recipe {recipe.digest()[:12]}\n"
         (kit.folder / recipe_name(shipment)).write_text(head + recipe_yaml(recipe), encoding="utf-8")
-    write_report(history, kit.folder)
+    write_report(history, kit.folder, context_of(history, kit.rules_dir, kit.prices_file))
 
 
-def write_report(history: History, folder: Path) -> list[Path]:
+def write_report(history: History, folder: Path, context: Context | None = None) -> list[Path]:
     """Write report.md and report.html from what is on record; return their paths."""
-    facts = gather(history.events)
+    facts = gather(history.events, context)
     paths = [folder / "report.md", folder / "report.html"]
     for path, text in zip(paths, (markdown.render(facts), html.render(facts)), strict=True):
         path.write_text(text, encoding="utf-8")
