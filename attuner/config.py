@@ -35,6 +35,8 @@ ALSO_JUDGE = (
     *("steps/common.py", "steps/gate.py", "steps/looks.py", "steps/score.py", "steps/remeasure.py", "steps/ship.py"),
 )
 """Judging code outside policy/: what counts as a difference, and the steps that apply the looks."""
+AT_BIRTH = ("id", "register_lock", "source_file", "changed", "retunes")
+"""Keys of a campaign that no file sets."""
 LEVERS = "levers.yaml"
 TOLERANCES = "tolerances.yaml"
 FAILURES = "failures.yaml"
@@ -103,7 +105,7 @@ def load_campaign(path: Path, *, configs: Path | None = None, changes: Mapping[s
     for key in ("baseline", "launcher", "stack", "workload"):
         if key not in data:
             raise UserError(f"{path}: {key}: is missing; add it")
-    for key in ("id", "register_lock", "source_file", "changed", "retunes"):
+    for key in AT_BIRTH:
         if key in data:
             raise UserError(f"{path}: {key}: is set by attuner at birth; take it out")
     body = dict(data)

@@ -88,9 +88,9 @@ class LauncherSpec(Record):
 
 
 class ProposerSpec(Record):
-    """Which proposer searches, with its settings; `script` is the scripted proposer's list of moves."""
+    """Which proposer searches, with its settings."""
 
-    name: str
+    name: str = Field(description="catalog, claude, manual, random, tpe, fixed_knobs or scripted")
     script: list[dict[str, object]] = Field(default_factory=list, description="scripted: its moves, in order")
     wait_h: float = Field(default=24.0, ge=0, description="manual: hours to wait for a person's next move before the search ends")
     seed: int = Field(default=0, description="random, tpe, fixed_knobs")
@@ -206,7 +206,9 @@ class Campaign(Record):
     """Everything that is fixed when a campaign is born; recorded once, never edited."""
 
     id: str = ""
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")
+    name: str = Field(
+        pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$", description="begins the campaign's id; small letters, digits, dashes"
+    )
     workload: Workload
     baseline: Recipe
     stack: StackSpec

@@ -12,13 +12,13 @@ from attuner.core.base import Record
 class ModelPrice(Record):
     """US dollars per million tokens of one model."""
 
-    input_usd: float = Field(ge=0)
-    output_usd: float = Field(ge=0)
+    input_usd: float = Field(ge=0, description="input")
+    output_usd: float = Field(ge=0, description="output, thinking included")
     cache_write_usd: float = Field(ge=0, description="input that the cache keeps for five minutes")
     cache_read_usd: float = Field(ge=0, description="input that the cache held")
     long_prompt_tokens: int | None = Field(default=None, gt=0, description="above so many tokens of input a call costs more")
     long_prompt_times: float = Field(default=1.0, ge=1, description="so many times, on every token of the call")
-    source: str = ""
+    source: str = Field(default="", description="where it is from")
     read: str = Field(default="", description="day on which the source said so")
 
 
