@@ -74,16 +74,10 @@ def review(arguments: argparse.Namespace) -> int:
     if history.shipment() is not None and not arguments.json:
         print(f"{name} has shipped already; `attuner rerun {name} ship` decides again with these answers")
     elif not arguments.json:
-        _wake(settings, history)
+        from attuner.cli.wake import wake
+
+        print(wake(settings, name) or f"to go on: attuner resume {name}")
     return 0
-
-
-def _wake(settings: Settings, history: History) -> None:
-    """Say, or bring about, that the run that waits for this answer goes on."""
-    from attuner.cli.wake import wake
-
-    line = wake(settings, history)
-    print(line or f"to go on: attuner resume {history.campaign().id}")
 
 
 def _waiting(arguments: argparse.Namespace, history: History, name: str) -> int:

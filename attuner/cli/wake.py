@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 
-from attuner.core.events import History
-from attuner.core.people import FlowRun
 from attuner.settings import Settings
 
 
-def wake(settings: Settings, history: History) -> str:
-    """Return what was done, as a line, or '' if no run is known to wait."""
-    runs = history.all("flow_run", FlowRun)
-    if not runs or not os.environ.get("PREFECT_API_URL"):
+def wake(settings: Settings, campaign_id: str) -> str:
+    """Return what was done, as a line, or '' if no run waits, or no Prefect server is known (PREFECT_API_URL)."""
+    if not os.environ.get("PREFECT_API_URL") or settings.project is None:
         return ""
-    return ""
+    root = str(settings.project)
+    if root not in sys.path:
+        sys.path.insert(0, root)  # as for the flow itself (cli/run.py): tasks/ is no part of the package
+    woken = importlib.import_module("tasks._waiting").wake(campaign_id)
+    return f"{campaign_id} goes on: {woken} waiting flow run{'s' if woken > 1 else ''} resumed" if woken else ""

@@ -70,10 +70,3 @@ class Invalidated(Record):
         if foreign:
             raise ValueError(f"hides: {foreign[0]}: what was decided, submitted or charged stays on record")
         return hides
-
-
-class FlowRun(Record):
-    """A Prefect flow run that took the campaign up."""
-
-    id: str
-    deployment: str = Field(default="", description="id of its deployment; '' for one started from a terminal")
