@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -90,6 +91,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=3, help="campaigns under way together")
     parser.add_argument("--minutes", type=float, default=600, help="begin no campaign after these")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended all the same
     return {"replay": replay, "real": real, "judge": judge}[arguments.part](arguments)
 
 

@@ -70,8 +70,10 @@ def _one(ledger: DuckdbLedger, home: Path, found: Judged, ids: list[str]) -> Non
     end: dict[str, Any] = found.known.end or {"how": "under way", "message": ""}
     found.outcome, found.reason = end["how"], end["message"]
     said = end["message"] if end["how"] == "stopped" else ""
+    if " Broken: " in said or end["how"] == "not ended":
+        found.wrong.append(f"{end['how']}: {end['message']}")
     if not ids:
-        found.wrong = [] if said else ["never born, and no reason"]
+        found.wrong += [] if said else ["never born, and no reason"]
         return
     histories = {name: History(ledger.history(name)) for name in ids}
     found.campaign_id = max(ids, key=lambda x: len(histories[x].events))

@@ -31,7 +31,7 @@ def environment(folder: Path, **more: str) -> dict[str, str]:
     """Return the environment of everything that a soak starts."""
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("ATTUNER_", "PREFECT_", "RAY_"))}
     quiet = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "DO_NOT_TRACK": "1", "PREFECT_LOGGING_LEVEL": "WARNING"}
-    polls = {"PREFECT_WORKER_QUERY_SECONDS": "1", "PREFECT_RUNNER_POLL_FREQUENCY": "3", "PREFECT_CLI_PROMPT": "false"}
+    polls = {"PREFECT_WORKER_QUERY_SECONDS": "2", "PREFECT_RUNNER_POLL_FREQUENCY": "3", "PREFECT_CLI_PROMPT": "false"}
     ours = {"ATTUNER_HOME": str(folder / "home"), "ATTUNER_PROJECT": str(ROOT), "PREFECT_HOME": str(folder / "prefect")}
     return {**kept, **quiet, **polls, **ours, **more}
 
@@ -152,6 +152,10 @@ class House:
         for keeper in (self.server, self.worker):
             keeper.tick()
         processes.reap({*known, *(k.process.pid for k in (self.server, self.worker) if k.process is not None)})
+
+    def starts(self) -> int:
+        """Return how often server and worker were started; it changes when one of them died."""
+        return self.server.starts + self.worker.starts
 
     def close(self) -> None:
         """End worker and server."""

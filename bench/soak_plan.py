@@ -33,7 +33,7 @@ REAL_FAULTS = {
 RUN_FAULTS = ("kill driver", "kill rank", "stop rank")
 """Faults that need a launch under way."""
 MENDS = ("retry", "new run")
-REPLAY_EVENTS, REAL_EVENTS = 150, 115
+REPLAY_EVENTS, REAL_EVENTS = 110, 110
 """About how many events a campaign has."""
 
 
@@ -89,7 +89,7 @@ def replay_case(i: int, *, seed: int, configs: Path, base: dict[str, dict[str, A
     early = chance.random() < 0.7
     body["early_stop"] = {"enabled": early}
     shape = f"{table}, {proposer}, budget {budget}, expected {expected} s, early stop {'on' if early else 'off'}"
-    faults = draw(chance, REPLAY_FAULTS, number=chance.choices([0, 1, 2, 3], [1, 7, 7, 4])[0], events=REPLAY_EVENTS)
+    faults = draw(chance, REPLAY_FAULTS, number=chance.choices([0, 1, 2, 3], [1, 8, 4, 2])[0], events=REPLAY_EVENTS)
     return Case("replay", i, name, shape, body, faults)
 
 
@@ -108,7 +108,7 @@ def real_case(i: int, *, seed: int, configs: Path, base: dict[str, dict[str, Any
     body["budget"] = {"gpu_hours": budget}
     # faults' own restarts disturb the machine: a wide `busy` and a low bar, so that leaders are re-measured and shipped
     body["noise"] = {"calibration_runs": 5, "floor": 0.03, "sigmas": 1, "busy_sigma": 0.9, "max_step_spread": 30.0}
-    body["launch"] = {"expected_s": 15, "max_s": 120, "hang_s": 20, "profile_steps": 1}
+    body["launch"] = {"expected_s": 15, "max_s": 180, "hang_s": 45, "profile_steps": 1}
     body["prepare"] = {**body["prepare"], "steps": 6}
     shape = f"{count} move{'s' if count > 1 else ''}, budget {budget}"
     faults = draw(chance, REAL_FAULTS, number=chance.choices([1, 2, 3], [5, 5, 2])[0], events=REAL_EVENTS)
@@ -126,5 +126,7 @@ def draw(chance: random.Random, kinds: dict[str, int], *, number: int, events: i
         delay_s = 0.0 if at_once < 0.4 else chance.uniform(0, 0.15) if at_once < 0.75 else chance.uniform(0, 2.5)
         if starting:
             delay_s = chance.uniform(0, 8)
+        if "second run" in kind:
+            after = max(after, 3)  # there is a campaign to run a second time
         found.append(Fault(kind, after, delay_s, chance.uniform(0.5, 9), chance.choice(MENDS)))
     return sorted(found, key=lambda f: f.after)

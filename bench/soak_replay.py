@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -20,9 +21,11 @@ from soak_record import Known, Record
 from attuner.core.errors import AttunerError
 from attuner.ledgers.duckdb_file import DuckdbLedger
 
-SILENT_S, UNBORN_S = 20.0, 45.0
-"""How long a run may be without a process before it is called dead: after it had one, and before."""
-PATIENCE_S = 900.0
+SILENT_S, ORPHAN_S, UNBORN_S = 20.0, 45.0, 300.0
+"""How long a run may have no process before it is called dead: after it had one; if worker or server died since; else."""
+PATIENCE_S = 1500.0
+ON_PURPOSE = re.compile(r"encountered an exception: (UserError|Refused|BudgetExceeded|RegisterChanged|Broken):")
+"""A run that failed with one of these said why in one line; any other failure is gone on with."""
 MOST_MENDS = 25
 LAST = "SELECT kind, key FROM events WHERE campaign_id = '{}' ORDER BY n DESC LIMIT 1"
 
@@ -67,7 +70,7 @@ class Job:
         self.thaw_at = self.looked_at = self.due_at = 0.0
         self.done, self.asked_to_cancel = False, 0.0
         self.mends, self.pid, self.seen_at = 0, 0, time.monotonic()
-        self.had_process = False
+        self.had_process, self.starts = False, 0
         self.reasons: list[str] = []
         self.last_fault, self.mend = 0.0, "new run"
         self.begun_at = time.monotonic()
@@ -116,9 +119,13 @@ class Job:
         given = {"campaign_id": name} if name else {"file": str(self.file)}
         self.run = self.house.api.start(given)
         if self.run:
-            self.seen_at, self.had_process, self.pid = time.monotonic(), False, 0
+            self._fresh()
             self.say("run", run=self.run, of=name or self.file.name)
             self.go = self._watch
+
+    def _fresh(self) -> None:
+        """A run was asked for and has no process yet."""
+        self.seen_at, self.had_process, self.pid, self.starts = time.monotonic(), False, 0, self.house.starts()
 
     def _watch(self) -> None:
         """Look at the run's state."""
@@ -133,21 +140,24 @@ class Job:
             self.say("note", text="a cancel was not served for 40 s: SIGTERM to the process, as a person would")
             processes.send(self.pid, signal.SIGTERM)
             self.asked_to_cancel = now
-        elif kind and not self.pid and now - self.seen_at > (SILENT_S if self.had_process else UNBORN_S):
-            if kind == "SCHEDULED" and not self.had_process and now - self.seen_at < 6 * UNBORN_S:
-                return  # it waits for its turn
+        elif kind and not self.pid and now - self.seen_at > self._silence_s(kind):
             self.say("note", text=f"{kind} without a process: marked as crashed, as the automation does")
             self.house.api.put(self.run, "CRASHED", message="no heartbeat")
             self.seen_at = now
         if now - self.begun_at > PATIENCE_S and not self.done:
             self._end("not ended", f"{kind}: {message}")
 
+    def _silence_s(self, kind: str) -> float:
+        """Return how long this run may go without a process."""
+        if self.had_process:
+            return SILENT_S
+        return ORPHAN_S if self.house.starts() != self.starts and kind == "PENDING" else UNBORN_S
+
     def _broken(self, kind: str, message: str) -> None:
         """Go on with a run that ended before its campaign did; the same one-line reason twice is a stop."""
         message = " ".join(message.split())[:400]
         self.reasons.append(message)
-        ours = [m for m in self.reasons[-2:] if kind == "FAILED" and m == message]
-        if len(ours) == 2:
+        if kind == "FAILED" and ON_PURPOSE.search(message) and self.reasons.count(message) == 2:
             self._end("stopped", message)
             return
         if self.mends >= MOST_MENDS:
@@ -158,7 +168,7 @@ class Job:
         self.say("go on", by=by, after=kind, message=message)
         self.mend = self.chance.choice(("retry", "new run"))
         if by == "retry" and self.house.api.put(self.run, "SCHEDULED", name="AwaitingRetry", message="Retry"):
-            self.seen_at, self.had_process = time.monotonic(), False
+            self._fresh()
             return
         self.go = self._start
 
