@@ -161,15 +161,17 @@ def board(arguments: argparse.Namespace) -> int:
 
 def report(arguments: argparse.Namespace) -> int:
     """Write report.md and report.html from the ledger, whatever state the campaign is in."""
+    from attuner.steps.context import PRICES, context_of
     from attuner.steps.ship import write_report
     from attuner.wiring import open_ledger
 
     settings = load_settings(project=arguments.project)
     ledger = open_ledger(settings)
     name = ledger.find(arguments.campaign)
-    folder = settings.folder(name)
+    folder, history = settings.folder(name), History(ledger.history(name))
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [str(p) for p in write_report(History(ledger.history(name)), folder)]
+    context = context_of(history, settings.rules_dir(), settings.configs_dir() / PRICES)
+    paths = [str(p) for p in write_report(history, folder, context)]
     print(json.dumps(paths) if arguments.json else "\n".join(paths))
     return 0
 

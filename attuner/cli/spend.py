@@ -11,9 +11,7 @@ from attuner.core.errors import UserError
 from attuner.core.events import History
 from attuner.report import spend as account
 from attuner.settings import Settings, load_settings
-from attuner.yamlfile import parse, read_yaml
-
-PRICES = "device_prices.yaml"
+from attuner.steps.context import PRICES, read_price_table
 
 
 def spend(arguments: argparse.Namespace) -> int:
@@ -45,12 +43,7 @@ def spend(arguments: argparse.Namespace) -> int:
 def read_prices(given: str, settings: Settings) -> dict[str, account.DevicePrice]:
     """Read the price table. Raises UserError when a named one is missing or an entry is malformed."""
     file = Path(given) if given else settings.configs_dir() / PRICES
-    if not given and not file.is_file():
-        return {}
-    data = read_yaml(file) or {}
-    if not isinstance(data, dict):
-        raise UserError(f"{file}: expected a price by hardware; see configs/{PRICES}")
-    return {str(name).lower(): parse(account.DevicePrice, entry, f"{file}: {name}") for name, entry in data.items()}
+    return read_price_table(file) if given or file.is_file() else {}
 
 
 def _one(data: dict[str, Any]) -> str:

@@ -11,6 +11,18 @@ from attuner.report.words import seconds
 
 BAR_H = 30.0
 ROW_H = 62.0
+HATCH = {
+    "p-compute": "",
+    "p-comm0": "M-2 2L2 -2M0 8L8 0M6 10L10 6",
+    "p-comm1": "M-2 6L2 10M0 0L8 8M6 -2L10 2",
+    "p-comm2": "M0 0L8 8M0 8L8 0",
+    "p-comm3": "M2 0V8M6 0V8",
+    "p-comm4": "M4 0V8M0 4H8",
+    "p-copy": "M0 2H8M0 6H8",
+    "p-host": "M2 1V3M6 5V7",
+    "p-idle": "",
+}
+"""Lines of an 8 × 8 tile, laid over a part's colour, so that parts are told apart on a printer without colours too."""
 MAX_TONES = 5
 """Tones of communication in the style sheet: the largest kinds have their own, the rest share the last."""
 
@@ -31,7 +43,8 @@ def mean_parts(breakdown: StepBreakdown | None) -> dict[str, float]:
         return {}
     count = len(breakdown.rank_steps)
     step_s = sum(r.step_s for r in breakdown.rank_steps) / count
-    shares = {**breakdown.shares(), **{f"comm:{k}": v for k, v in breakdown.comm_shares().items()}}
+    told = breakdown.comm_shares() or breakdown.group_shares()  # a replayed table tells groups, a trace kinds
+    shares = {**breakdown.shares(), **{f"comm:{k}": v for k, v in told.items()}}
     exposed = shares.pop("exposed_comm")
     unexplained = exposed - sum(v for k, v in shares.items() if k.startswith("comm:"))
     if unexplained > 1e-9:
@@ -50,6 +63,31 @@ def parts(before: StepBreakdown | None, after: StepBreakdown | None) -> list[Par
         out.append(Part(name, f"p-comm{min(n, MAX_TONES - 1)}", old.get(kind, 0.0), new.get(kind, 0.0)))
     out += [Part(name, f"p-{name}", old.get(name, 0.0), new.get(name, 0.0)) for name in ("copy", "host", "idle")]
     return [p for p in out if p.before_s > 0 or p.after_s > 0]
+
+
+def hatches(prefix: str, found: list[Part]) -> str:
+    """Return the patterns that `filled` refers to; ids are unique on the page as long as `prefix` is."""
+    tiles = "".join(
+        f'<pattern id="{prefix}-{css}" width="8" height="8" patternUnits="userSpaceOnUse">'
+        f'<path class="{css.replace("p-", "h-")}" d="{HATCH[css]}"/></pattern>'
+        for css in dict.fromkeys(p.css for p in found)
+        if HATCH[css]
+    )
+    return f"<defs>{tiles}</defs>" if tiles else ""
+
+
+def filled(prefix: str, part: Part, box: str) -> str:
+    """Return a rectangle in the part's colour with its lines over it; `box` is x, y, width and height as attributes."""
+    over = f'<rect fill="url(#{prefix}-{part.css})" {box}/>' if HATCH[part.css] else ""
+    return f'<rect class="{part.css}" {box}/>{over}'
+
+
+def swatch(part: Part) -> str:
+    """Return the sample of a part for the table beside the bars."""
+    drawn = filled("key", part, 'x="0" y="0" width="16" height="13"')
+    return (
+        f'<svg class="swatch" width="16" height="13" viewBox="0 0 16 13" aria-hidden="true">{hatches("key", [part])}{drawn}</svg>'
+    )
 
 
 def bars(
@@ -71,33 +109,34 @@ def bars(
         return ""
     longest = max(sum(s for _, s in spans) for _, spans in rows) or 1.0
     scale = (width - 2) / longest
-    body: list[str] = []
+    prefix = css or "bar"
+    body: list[str] = [hatches(prefix, found)]
     for n, (name, spans) in enumerate(rows):
         total = sum(s for _, s in spans)
         body.append(text(0, n * ROW_H + 14, f"{name}: {seconds(total)} per step", "bar-name"))
-        body += _bar(spans, scale, n * ROW_H + 21, total)
+        body += _bar(prefix, spans, scale, n * ROW_H + 21, total)
     return drawing(
         width,
         len(rows) * ROW_H + 46,
         "where the step went, before and after",
-        [*body, *_axis(width, len(rows) * ROW_H, longest, scale)],
+        [*filter(None, body), *_axis(width, len(rows) * ROW_H, longest, scale)],
         css=f"bars {css}",
     )
 
 
-def _bar(spans: list[tuple[Part, float]], scale: float, y: float, total: float) -> list[str]:
+def _bar(prefix: str, spans: list[tuple[Part, float]], scale: float, y: float, total: float) -> list[str]:
     out, x = [], 0.0
     for p, s in spans:
         w = s * scale
         share = share_pct(s / total) if total else ""
         title = f"{p.name}: {seconds(s)} per step, {share}"
         if w > 0.4:
-            out.append(
-                f'<g><title>{esc(title)}</title><rect class="{p.css}" x="{x:.1f}" y="{y:.1f}" '
-                f'width="{max(w - 1.5, 0.4):.1f}" height="{BAR_H:.0f}"/></g>'
-            )
-        if w > len(share) * CHAR_W + 10:
-            out.append(text(x + w / 2, y + BAR_H / 2 + 4, share, f"in-bar on-{p.css}", anchor="middle"))
+            box = f'x="{x:.1f}" y="{y:.1f}" width="{max(w - 1.5, 0.4):.1f}" height="{BAR_H:.0f}"'
+            out.append(f"<g><title>{esc(title)}</title>{filled(prefix, p, box)}</g>")
+        # the name where it has room, else the share alone; the table below has both
+        label = next((t for t in (f"{p.name} {share}", share) if w > len(t) * CHAR_W + 10), "")
+        if label:
+            out.append(text(x + w / 2, y + BAR_H / 2 + 4, label, f"in-bar on-{p.css}", anchor="middle"))
         x += w
     return out
 

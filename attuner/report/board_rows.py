@@ -13,6 +13,7 @@ from attuner.core.events import Event, History
 from attuner.core.judgement import Decision, worst
 from attuner.core.recipe import EffectiveConfig
 from attuner.report import board, claims
+from attuner.report.details import Context
 from attuner.report.efficiency import mfu, usd_per_million
 from attuner.report.facts import ReportFacts, gather
 from attuner.report.spend import DevicePrice, price_of
@@ -80,7 +81,7 @@ def entries(campaigns: Iterable[Sequence[Event]], prices: Mapping[str, DevicePri
 
 def entry(events: Sequence[Event], prices: Mapping[str, DevicePrice]) -> BoardEntry:
     """Return one campaign. prices: US dollars per device-hour, by cluster name or by a word of the workload's hardware."""
-    facts, history = gather(events), History(list(events))
+    facts, history = gather(events, Context(prices=prices)), History(list(events))
     row = board.row(facts)
     price = price_of(facts.campaign, dict(prices))
     hourly = None if price is None else price.usd_per_hour

@@ -8,6 +8,8 @@ from __future__ import annotations
 import shlex
 
 from attuner.config import REPLAY
+from attuner.report import economy
+from attuner.report.economy import Payback
 from attuner.report.facts import ReportFacts
 from attuner.report.terminal import pct, rate, share_pct
 from attuner.report.words import clean, number, span
@@ -117,22 +119,26 @@ def cost(facts: ReportFacts) -> str:
 
 def payback(facts: ReportFacts) -> str:
     """Return after how much training with the new recipe the campaign has paid for itself; empty without a gain."""
-    hours = payback_hours(facts)
-    if hours is None:
+    found = paid(facts)
+    if found is None:
         return ""
-    length = f"{number(hours)} hours" if hours >= 1 else f"{number(hours * 60)} minutes"
-    return f"{length} of training on {facts.units.devices(facts.campaign.workload.gpus)}"
+    edge = f"{length(found.low)} to {length(found.high)}" if found.high is not None else f"{length(found.low)} or more"
+    return f"{length(found.hours)} of training on {facts.units.devices(facts.campaign.workload.gpus)} ({edge} within the band)"
 
 
-def payback_hours(facts: ReportFacts) -> float | None:
-    """Return the hours of training with the leader that save what the campaign cost; None without a gain.
+def length(hours: float) -> str:
+    """Return a length of time in hours, below one in minutes, below a minute in seconds."""
+    if hours >= 1:
+        return f"{number(hours)} hours"
+    return f"{number(hours * 60)} minutes" if hours * 60 >= 1 else f"{number(hours * 3600)} seconds"
 
-    In T hours on N devices the leader does what the baseline needs T·(1+gain) hours for: it saves T·N·gain.
-    """
+
+def paid(facts: ReportFacts) -> Payback | None:
+    """Return when the campaign has paid for itself; None without a gain."""
     claim = facts.claim
-    if claim is None or claim.gain <= 0 or kept(facts):
+    if claim is None or kept(facts):
         return None
-    return facts.total_gpu_hours / (facts.campaign.workload.gpus * claim.gain)
+    return economy.payback(facts.total_gpu_hours, facts.campaign.workload.gpus, gain=claim.gain, band=claim.band)
 
 
 def blind_spots(facts: ReportFacts) -> tuple[str, ...]:
@@ -175,6 +181,8 @@ def pinned(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     rows = [
         ("campaign", facts.campaign_id),
         ("stack", f"{c.stack.name} {c.stack.version}"),
+        ("framework commit", c.stack.commit),
+        ("patches", ", ".join(c.stack.patches)),
         *facts.versions,
         ("dataset", w.dataset),
         ("rows per update × row length", f"{w.global_batch:,} × {w.seq_len:,} tokens"),
@@ -195,8 +203,9 @@ def commands(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     campaign = shlex.quote(clean(facts.campaign_id))
     source = shlex.quote(clean(facts.campaign.source_file)) if facts.campaign.source_file else "campaign.yaml"
     return (
-        ("attuner ledger verify", "no event was altered or lost"),
+        (f"attuner ledger verify {campaign}", "no event was altered or lost"),
         ("attuner ledger export ledger.duckdb", "the file that the queries on this page read"),
         (f"attuner report {campaign}", "this page again, from the ledger"),
+        (f"attuner check {source}", "what the campaign would cost and whether it fits; nothing is launched"),
         (f"attuner run {source}", "the campaign again, in a new ledger entry"),
     )

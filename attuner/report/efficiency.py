@@ -19,15 +19,26 @@ def mfu(campaign: Campaign, final: EffectiveConfig | None, tokens_per_s_per_gpu:
 
     final: final values that say the model's shape. A rollout's rows have lengths of their own: no figure for slime.
     """
-    if final is None or tokens_per_s_per_gpu is None or "slime" in (campaign.stack.name, campaign.stack.entry):
+    per_token = operations(campaign, final)
+    if per_token is None or tokens_per_s_per_gpu is None:
+        return None
+    try:
+        peak = Hardware.of(campaign.launcher.cluster).peak(campaign.workload.precision)
+    except (UserError, ValueError, ZeroDivisionError):
+        return None  # a cluster without figures
+    return per_token * tokens_per_s_per_gpu / peak if peak > 0 else None
+
+
+def operations(campaign: Campaign, final: EffectiveConfig | None) -> float | None:
+    """Return the model's floating-point operations per token; None where its shape isn't known, and for slime."""
+    if final is None or "slime" in (campaign.stack.name, campaign.stack.entry):
         return None
     work = campaign.workload
     try:
         shape, _ = read(final.arguments, workload=work, stack=campaign.stack.name)
-        peak = Hardware.of(campaign.launcher.cluster).peak(work.precision)
     except (UserError, ValueError, ZeroDivisionError):
-        return None  # another framework's names, or a cluster without figures
-    return shape.flops_per_token(work.seq_len) * tokens_per_s_per_gpu / peak if peak > 0 else None
+        return None  # another framework's names
+    return shape.flops_per_token(work.seq_len)
 
 
 def usd_per_million(usd_per_hour: float | None, tokens_per_s_per_gpu: float | None) -> float | None:

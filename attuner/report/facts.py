@@ -12,14 +12,16 @@ from typing import Literal
 
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Broken, UserError
-from attuner.core.events import Event, History
+from attuner.core.events import INVALIDATED, Event, History
 from attuner.core.fingerprint import FAMILIES
 from attuner.core.judgement import Calibration, ComponentTest, Decision, Finding, Remeasurement, Shipment, Verdict
+from attuner.core.people import Invalidated
 from attuner.core.recipe import Change, EffectiveConfig, Recipe, differences
 from attuner.core.run import StepBreakdown
 from attuner.core.search import Stop
-from attuner.policy import dollars
+from attuner.policy import dollars, people
 from attuner.policy.zones import margin
+from attuner.report.details import Context, Details, details
 from attuner.report.rows import LaunchRow, launch_rows
 from attuner.report.terminal import pct
 from attuner.report.words import Units, clean, units_for
@@ -114,10 +116,13 @@ class ReportFacts:
     last_at: float
     num_events: int
     last_hash: str
+    details: Details
 
 
-def gather(events: Sequence[Event]) -> ReportFacts:
+def gather(events: Sequence[Event], context: Context | None = None) -> ReportFacts:
     """Return the facts of one campaign from its events, in ledger order; a later event of a kind and key holds.
+
+    context: the price table and the lever catalog; without them dollars and levers are not told.
 
     Raises:
         UserError: there is no campaign among the events.
@@ -127,12 +132,12 @@ def gather(events: Sequence[Event]) -> ReportFacts:
         raise UserError("report: these events hold no campaign; `attuner status` lists the campaigns of the ledger")
     history = History(list(events))
     try:
-        return _gather(history)
+        return _gather(history, context or Context())
     except ValueError as error:  # pydantic's own error is one
         raise Broken(f"report: a record of {events[0].campaign_id} can't be read ({clean(error, limit=200)})") from error
 
 
-def _gather(history: History) -> ReportFacts:
+def _gather(history: History, context: Context) -> ReportFacts:
     events, campaign = history.events, history.campaign()
     total = sum(s.gpu_hours for s in history.settlements())
     rows = launch_rows(history)
@@ -143,13 +148,20 @@ def _gather(history: History) -> ReportFacts:
     effective = history.effective(leader.recipe) if leader else baseline
     verdicts = _verdicts(history, leader)
     recipe = history.find("recipe", leader.recipe, Recipe) if leader and not kept else None
+    units, claim, calibration = (
+        units_for(campaign.launcher.cluster.device.kind, total),
+        _claim(history, leader),
+        history.calibration(),
+    )
+    before = claim.before if claim else calibration.mean if calibration else None
+    after = claim.after if claim and not kept else None
     return ReportFacts(
         campaign=campaign,
         campaign_id=events[0].campaign_id,
-        units=units_for(campaign.launcher.cluster.device.kind, total),
+        units=units,
         state=_state(history, leader),
-        claim=_claim(history, leader),
-        calibration=history.calibration(),
+        claim=claim,
+        calibration=calibration,
         remeasurement=history.remeasurement(),
         shipment=history.shipment(),
         stop=history.stop(),
@@ -171,11 +183,12 @@ def _gather(history: History) -> ReportFacts:
         after=_breakdown(history, leader.recipe) if leader else None,
         reviews=open_reviews(history, leader),
         other_reviews=_other_reviews(rows, leader),
-        notes=tuple(_note(e) for e in events if e.kind == "note"),
+        notes=_notes(events),
         first_at=min(e.at for e in events),
         last_at=max(e.at for e in events),
         num_events=len(events),
         last_hash=events[-1].hash,
+        details=details(history, context, rows=rows, leader=leader, final=effective, speeds=(before, after), units=units),
     )
 
 
@@ -236,8 +249,11 @@ def open_reviews(history: History, leader: LaunchRow | None) -> tuple[str, ...]:
     shipment = history.shipment()
     if shipment:
         return tuple(dict.fromkeys(shipment.open_reviews))
-    lines = [f.line() for v in _verdicts(history, leader) for f in v.reviews() if not f.waived]
-    return tuple(dict.fromkeys(lines))
+    if leader is None:
+        return ()
+    answer = people.answer_to(history, leader.recipe)
+    found = [(f, item) for v in _verdicts(history, leader) for f, item in zip(v.reviews(), people.items(v), strict=True)]
+    return tuple(dict.fromkeys(f.line() for f, item in found if not f.waived and not people.covers(answer, item)))
 
 
 def _other_reviews(rows: Sequence[LaunchRow], leader: LaunchRow | None) -> tuple[str, ...]:
@@ -322,6 +338,19 @@ def _breakdown(history: History, recipe: str) -> StepBreakdown | None:
     """Return where the steps of this recipe went: of the last of its launches that was profiled."""
     found = [b for x in history.launches() if x.recipe == recipe and (b := history.breakdown(x.id)) and b.rank_steps]
     return found[-1] if found else None
+
+
+def _notes(events: Sequence[Event]) -> tuple[str, ...]:
+    """Return every note, without those that a rerun set aside."""
+    held: dict[str, list[Event]] = {}
+    for event in events:
+        if event.kind == "note":
+            held.setdefault(event.key, []).append(event)
+        elif event.kind == INVALIDATED:
+            for name in event.read(Invalidated).hides:
+                if name.startswith("note "):
+                    held.pop(name.removeprefix("note "), None)
+    return tuple(_note(e) for e in sorted((e for found in held.values() for e in found), key=lambda e: e.n))
 
 
 def _note(event: Event) -> str:

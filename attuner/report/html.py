@@ -6,12 +6,14 @@ isn't on the page itself, should anything slip through.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 
-from attuner.report import claims, origin, queries
+from attuner.report import claims, html_sections, origin, queries, said
 from attuner.report.bars import bars
 from attuner.report.curve import curve, mark_class, shape
 from attuner.report.facts import ReportFacts
+from attuner.report.html_parts import both, items, lines, p, section, sql
 from attuner.report.html_tables import (
     changes_table,
     components_table,
@@ -26,6 +28,8 @@ from attuner.report.style import css
 from attuner.report.svg import esc
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_HEADING = re.compile(r'<section id="([a-z]+)">\n<h2>([^<]*)</h2>')
 
 _MARK_WORDS = {
     "leader": "new leader",
@@ -44,14 +48,19 @@ def render(facts: ReportFacts) -> str:
         _changes(facts),
         _looks(facts),
         _search(facts),
+        html_sections.diagnosis(facts),
         _step(facts),
+        html_sections.worth(facts),
         _launches(facts),
+        html_sections.predictions(facts),
+        html_sections.verdicts(facts),
         _spend(facts),
         _reviews(facts),
+        html_sections.people(facts),
         _recipe(facts),
         _again(facts),
     )
-    body = "\n".join(s for s in (_claim(facts), *sections) if s)
+    body = "\n".join(s for s in (_claim(facts), _nav(sections), *sections) if s)
     title = esc(f"{facts.campaign.name}: {claims.headline(facts)}")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -62,21 +71,11 @@ def render(facts: ReportFacts) -> str:
     )
 
 
-def _section(name: str, title: str, parts: Iterable[str]) -> str:
-    return f'<section id="{name}">\n<h2>{esc(title)}</h2>\n' + "\n".join(p for p in parts if p) + "\n</section>"
-
-
-def _p(text: str, css_class: str = "") -> str:
-    mark = f' class="{css_class}"' if css_class else ""
-    return f"<p{mark}>{esc(text)}</p>" if text else ""
-
-
-def _sql(query: str) -> str:
-    return f"<details><summary>SQL that checks this</summary><pre>{_lines(query)}</pre></details>"
-
-
-def _list(items: Iterable[str]) -> str:
-    return "<ul>" + "".join(f"<li>{esc(i)}</li>" for i in items) + "</ul>"
+def _nav(sections: Iterable[str]) -> str:
+    """Return links to the sections that the page has."""
+    found = [m for s in sections if (m := _HEADING.match(s))]
+    links = "".join(f'<li><a href="#{m[1]}">{m[2]}</a></li>' for m in found)
+    return f'<nav aria-label="On this page"><ul>{links}</ul></nav>' if links else ""
 
 
 def _claim(facts: ReportFacts) -> str:
@@ -87,15 +86,17 @@ def _claim(facts: ReportFacts) -> str:
         ("Published", origin.published(facts)),
         ("Charged", claims.cost(facts)),
         ("Paid back after", claims.payback(facts)),
+        ("MFU", said.efficiency(facts)),
+        ("US dollars per million tokens", said.dollars(facts)),
     )
     cells = "".join(f"<div><dt>{esc(k)}</dt><dd>{esc(v)}</dd></div>" for k, v in stats if v)
     return (
         "<header>\n"
         f'<p class="eyebrow">{esc(facts.campaign.name)} · campaign {esc(facts.campaign_id)}</p>\n'
         f"<h1>{esc(claims.headline(facts))}</h1>\n"
-        f"{_p(claims.from_to(facts), 'from-to')}\n{_p(claims.evidence(facts))}\n"
+        f"{p(claims.from_to(facts), 'from-to')}\n{p(claims.evidence(facts))}\n"
         f"{_notice(facts)}\n"
-        f'<dl class="stats">{cells}</dl>\n{_sql(queries.claim(facts)) if facts.claim else ""}\n</header>'
+        f'<dl class="stats">{cells}</dl>\n{sql(queries.claim(facts)) if facts.claim else ""}\n</header>'
     )
 
 
@@ -112,7 +113,7 @@ def _changes(facts: ReportFacts) -> str:
         return ""
     kept = facts.state == "baseline kept"
     title = "What the best candidate changed" if kept else "What changed, and why each change is allowed"
-    return _section("changes", title, (_p(claims.changed(facts), "soft"), changes_table(facts), _sql(queries.changes(facts))))
+    return section("changes", title, (p(claims.changed(facts), "soft"), changes_table(facts), sql(queries.changes(facts))))
 
 
 def _looks(facts: ReportFacts) -> str:
@@ -122,23 +123,19 @@ def _looks(facts: ReportFacts) -> str:
     parts = (
         looks_table(facts),
         f"<h3>Component tests against a float64 reference</h3>{tests}" if tests else "",
-        _sql(queries.looks(facts)),
+        sql(queries.looks(facts)),
         "<h3>What no look can see</h3>",
-        _list(claims.blind_spots(facts)),
+        items(claims.blind_spots(facts)),
     )
-    return _section("looks", "Is it the same training?", parts)
-
-
-def _both(wide: str, narrow: str, caption: str = "") -> str:
-    return f"<figure>{wide}\n{narrow}{caption}</figure>" if wide else ""
+    return section("looks", "Is it the same training?", parts)
 
 
 def _search(facts: ReportFacts) -> str:
-    drawn = _both(curve(facts, css="wide"), curve(facts, width=358, css="narrow"), _legend(facts))
+    drawn = both(curve(facts, css="wide"), curve(facts, width=358, css="narrow"), _legend(facts))
     if not drawn:
         return ""
     ended = claims.stop_line(facts)
-    return _section("search", "The search", (_p(f"It ended because: {ended}" if ended else "", "soft"), drawn))
+    return section("search", "The search", (p(f"It ended because: {ended}" if ended else "", "soft"), drawn))
 
 
 def _legend(facts: ReportFacts) -> str:
@@ -170,52 +167,47 @@ def _step(facts: ReportFacts) -> str:
         "Communication includes waiting for the peer; exposed means that nothing computed meanwhile. "
         "Profiled steps run slower than scored ones."
     )
-    parts = (_both(wide, narrow), parts_table(facts), _p(note, "soft"), _sql(queries.breakdown(facts)))
-    return _section("step", "Where the step went", parts)
+    parts = (both(wide, narrow), parts_table(facts), p(note, "soft"), sql(queries.breakdown(facts)))
+    return section("step", "Where the step went", parts)
 
 
 def _launches(facts: ReportFacts) -> str:
     if not facts.rows:
         return ""
-    parts = (_p(claims.predictions(facts), "soft"), launches_table(facts), _sql(queries.launches(facts)))
-    return _section("launches", "Every launch, predictions beside outcomes", parts)
+    parts = (p(claims.predictions(facts), "soft"), launches_table(facts), sql(queries.launches(facts)))
+    return section("launches", "Every launch, predictions beside outcomes", parts)
 
 
 def _spend(facts: ReportFacts) -> str:
     if not facts.spend:
         return ""
     lead = "From allocation to release, failures and checks included."
-    return _section("cost", "What it cost", (_p(lead, "soft"), spend_table(facts), _sql(queries.spend(facts))))
+    return section("cost", "What it cost", (p(lead, "soft"), spend_table(facts), sql(queries.spend(facts))))
 
 
 def _reviews(facts: ReportFacts) -> str:
     if not facts.reviews and not facts.other_reviews:
-        return _section("review", "Waiting for a person", (_p("Nothing.", "soft"),)) if facts.leader else ""
-    parts = [_p(claims.REVIEW_MEANS, "soft")]
-    parts.append(_list(claims.review_lines(facts)) if facts.reviews else _p("Nothing for the leader's recipe.", "soft"))
+        return section("review", "Waiting for a person", (p("Nothing.", "soft"),)) if facts.leader else ""
+    parts = [p(claims.REVIEW_MEANS, "soft")]
+    parts.append(items(claims.review_lines(facts)) if facts.reviews else p("Nothing for the leader's recipe.", "soft"))
     if facts.other_reviews:
-        parts += ["<h3>Other candidates that wait</h3>", _list(facts.other_reviews)]
-    return _section("review", "Waiting for a person", (*parts, _sql(queries.reviews())))
+        parts += ["<h3>Other candidates that wait</h3>", items(facts.other_reviews)]
+    return section("review", "Waiting for a person", (*parts, sql(queries.reviews())))
 
 
 def _recipe(facts: ReportFacts) -> str:
     what = "The baseline's recipe" if facts.recipe_digest == facts.baseline_digest else "The recipe"
-    yaml = _lines(recipe_yaml(facts.recipe).rstrip("\n"))
-    adapted = ("<h3>Adapted from the public recipe</h3>", _list(origin.adaptations(facts))) if facts.campaign.adaptations else ()
-    return _section("recipe", what, (*adapted, f"<pre>{yaml}</pre>", _sql(queries.recipe(facts))))
+    yaml = lines(recipe_yaml(facts.recipe).rstrip("\n"))
+    adapted = ("<h3>Adapted from the public recipe</h3>", items(origin.adaptations(facts))) if facts.campaign.adaptations else ()
+    return section("recipe", what, (*adapted, f"<pre>{yaml}</pre>", sql(queries.recipe(facts))))
 
 
 def _again(facts: ReportFacts) -> str:
     rows = "".join(f"<li><code>{esc(c)}</code><br><span class='soft'>{esc(why)}</span></li>" for c, why in claims.commands(facts))
-    notes = ("<h3>Said along the way</h3>", _list(facts.notes)) if facts.notes else ()
-    first = "<h3>Before any query on this page</h3>" + f"<pre>{_lines(queries.view(facts))}</pre>"
-    return _section("again", "Check it, do it again", (f"<ul>{rows}</ul>", first, "<h3>Pinned</h3>", pinned_table(facts), *notes))
-
-
-def _lines(text: str) -> str:
-    return "\n".join(_line(line) for line in text.split("\n"))
-
-
-def _line(line: str) -> str:
-    bare = line.lstrip(" ")  # `esc` joins white space; the indent of code has to stay
-    return " " * (len(line) - len(bare)) + esc(bare, limit=4000)
+    notes = ("<h3>Said along the way</h3>", items(facts.notes)) if facts.notes else ()
+    first = "<h3>Before any query on this page</h3>" + f"<pre>{lines(queries.view(facts))}</pre>"
+    return section(
+        "again",
+        "Check it, do it again",
+        (f"<ul>{rows}</ul>", first, html_sections.versions(facts), "<h3>Pinned</h3>", pinned_table(facts), *notes),
+    )

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from attuner.core.judgement import Decision, Finding
+from attuner.core.judgement import SEVERITY, Decision, Finding
 from attuner.report import claims
-from attuner.report.bars import parts
-from attuner.report.facts import ChangedValue, ReportFacts
+from attuner.report.bars import parts, swatch
+from attuner.report.facts import CONFIG_LOOK, ChangedValue, LookRow, ReportFacts
 from attuner.report.rows import OUTCOME_WORDS, LaunchRow
+from attuner.report.spend import PURPOSES
 from attuner.report.svg import esc
 from attuner.report.terminal import DASH, pct, rate, share_pct
-from attuner.report.words import seconds, value
+from attuner.report.words import seconds, usd, value
 
 _DECISION = {"admit": "✓ admitted", "review": "◆ to review", "refuse": "✕ refused"}
 
@@ -37,7 +38,11 @@ def table(
     body = "\n".join(_row(head, css, cells) for css, cells in rows)
     end = f"<tfoot>{_row(head, '', foot)}</tfoot>" if foot else ""
     css = ' class="cards"' if cards else ""
-    return f"<table{css}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n</tbody>{end}</table>"
+    made = f"<table{css}><thead><tr>{top}</tr></thead>\n<tbody>\n{body}\n</tbody>{end}</table>"
+    if cards:
+        return made
+    # what is too wide for a phone scrolls in a box of its own, which a keyboard must reach
+    return f'<div class="scroll" role="group" aria-label="{esc(head[0][0])}, table" tabindex="0">{made}</div>'
 
 
 def _row(head: Sequence[tuple[str, str]], css: str, cells: Sequence[Cell]) -> str:
@@ -93,25 +98,59 @@ def _finding(f: Finding) -> str:
 
 
 def looks_table(facts: ReportFacts) -> str:
-    """Return what every look at the leader's recipe measured, against which tolerance."""
+    """Return what the looks at the leader's recipe decided, a row each; every measurement stands folded away below.
+
+    What a look did not admit stands in the open, however many measurements there are.
+    """
     if not facts.looks:
         return "<p>No look is on record for this recipe.</p>"
-    names = ("Look", "Compared", "Baseline", "Candidate", "Measured", "Tolerance", "Decision")
+    names = ("Look", "Measured", "Nearest to its limit, or what decided", "Decision")
     head = tuple((n, "head" if n == "Look" else "") for n in names)
-    rows = [
-        (
-            "",
-            [
-                Cell(esc(r.look) + _sub(r.subject)),
-                Cell(esc(r.what)),
-                *(Cell(esc(x), "nowrap" if len(x) <= 12 else "") for x in (r.baseline, r.candidate)),
-                *(Cell(esc(x)) for x in (r.measured, r.tolerance)),
-                Cell(tag(r.decision)),
-            ],
-        )
-        for r in facts.looks
+    looks = looks_by_name(facts.looks)
+    open_ = [r for r in facts.looks if r.decision != "admit"]
+    gate = f"<h3>Not admitted</h3>{_measurements(open_)}" if open_ else ""
+    every = "".join(f"<h3>{esc(name)}</h3>{_measurements(found)}" for name, found in looks.items())
+    count = len(facts.looks)
+    fold = f"<details><summary>Every measurement ({count}), with its tolerance</summary>{every}</details>"
+    return table(head, [("", _look(name, found)) for name, found in looks.items()]) + gate + fold
+
+
+def looks_by_name(rows: Iterable[LookRow]) -> dict[str, list[LookRow]]:
+    """Return the rows of each look, in order."""
+    found: dict[str, list[LookRow]] = {}
+    for r in rows:
+        found.setdefault(r.look, []).append(r)
+    return found
+
+
+def decisive(found: Sequence[LookRow]) -> LookRow:
+    """Return the row that decided a look: the strictest, and of several the one that uses most of its limit."""
+    return max(found, key=lambda r: (SEVERITY[r.decision], r.share))
+
+
+def _look(name: str, found: Sequence[LookRow]) -> list[Cell]:
+    runs = ", ".join(dict.fromkeys(s for r in found for s in r.subject.split(", ")))
+    worst = decisive(found)
+    values = f"{worst.baseline} → {worst.candidate}" if worst.baseline or worst.candidate else ""
+    limit = f"tolerance {worst.tolerance}" if worst.tolerance else ""
+    said = "; ".join(x for x in (values, worst.measured, limit) if x)
+    count = "" if name == CONFIG_LOOK else f"{len(found)} comparison{'' if len(found) == 1 else 's'}"
+    return [Cell(esc(name) + _sub(runs)), Cell(esc(count)), Cell(f"{esc(worst.what)}{_sub(said)}"), Cell(tag(worst.decision))]
+
+
+def _measurements(rows: Sequence[LookRow]) -> str:
+    names = ("Compared", "Baseline", "Candidate", "Measured", "Tolerance", "Decision")
+    head = tuple((n, "head" if n == "Compared" else "") for n in names)
+    return table(head, [("", _measurement(r)) for r in rows])
+
+
+def _measurement(r: LookRow) -> list[Cell]:
+    return [
+        Cell(esc(r.what) + _sub(r.subject)),
+        *(Cell(esc(x), "nowrap" if len(x) <= 12 else "") for x in (r.baseline, r.candidate)),
+        *(Cell(esc(x)) for x in (r.measured, r.tolerance)),
+        Cell(tag(r.decision)),
     ]
-    return table(head, rows)
 
 
 def components_table(facts: ReportFacts) -> str:
@@ -148,7 +187,7 @@ def parts_table(facts: ReportFacts) -> str:
         ]
         return [c for c, there in zip(both, (facts.before, facts.after), strict=True) if there]
 
-    rows = [("", [Cell(f'<span class="swatch {p.css}"></span>{esc(p.name)}'), *cells((p.before_s, p.after_s))]) for p in found]
+    rows = [("", [Cell(f"{swatch(p)}{esc(p.name)}"), *cells((p.before_s, p.after_s))]) for p in found]
     return table(head, rows, foot=[Cell("step"), *cells(totals)], cards=False)
 
 
@@ -191,31 +230,25 @@ def _launch(r: LaunchRow, facts: ReportFacts) -> list[Cell]:
 
 def spend_table(facts: ReportFacts) -> str:
     """Return the charge by kind of launch; the last line is the sum of those above it."""
-    head = (
-        ("Kind of launch", "head"),
-        ("Launches", "num"),
-        ("Attempts", "num"),
-        (facts.units.time, "num"),
-        ("Share", "num"),
-    )
+    price = facts.details.economy.price
+    hourly = None if price is None else price.usd_per_hour
+    names = ("Launches", "Attempts", facts.units.time, *(["US dollars"] if price else []), "Share")
+    head = (("Purpose", "head"), *((n, "num") for n in names))
     total = facts.total_gpu_hours
     amounts = facts.units.amounts([s.gpu_hours for s in facts.spend])
+
+    def line(name: str, launches: int, attempts: int, amount: str, hours: float) -> list[Cell]:
+        dollars = [Cell(usd(hours * hourly))] if hourly is not None else []
+        share = Cell(share_pct(hours / total) if total else DASH)
+        return [Cell(esc(name)), Cell(f"{launches}"), Cell(f"{attempts}"), Cell(amount), *dollars, share]
+
     rows = [
-        (
-            "",
-            [
-                Cell(esc(s.kind)),
-                Cell(f"{s.num_launches}"),
-                Cell(f"{s.num_attempts}"),
-                Cell(amount),
-                Cell(share_pct(s.gpu_hours / total) if total else DASH),
-            ],
-        )
+        ("", line(PURPOSES.get(s.kind, s.kind), s.num_launches, s.num_attempts, amount, s.gpu_hours))
         for s, amount in zip(facts.spend, amounts, strict=True)
     ]
     launches, attempts = sum(s.num_launches for s in facts.spend), sum(s.num_attempts for s in facts.spend)
-    foot = [Cell("total"), Cell(f"{launches}"), Cell(f"{attempts}"), Cell(facts.units.amount(total)), Cell("100%")]
-    return table(head, rows, foot=foot, cards=False)
+    foot = line("total", launches, attempts, facts.units.amount(total), total)
+    return table(head, rows, foot=foot)
 
 
 def pinned_table(facts: ReportFacts) -> str:

@@ -2,48 +2,16 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
-
 from attuner.core.run import StepBreakdown
-from attuner.report import claims, origin, queries
+from attuner.report import claims, markdown_sections, origin, queries, said
 from attuner.report.bars import parts
 from attuner.report.facts import ChangedValue, ReportFacts
+from attuner.report.markdown_parts import DECISION, block, bullets, code, esc, fenced, table
 from attuner.report.recipe_yaml import recipe_yaml
 from attuner.report.rows import OUTCOME_WORDS, LaunchRow
+from attuner.report.spend import PURPOSES
 from attuner.report.terminal import DASH, pct, rate, share_pct
-from attuner.report.words import clean, seconds, value
-
-# what starts markup anywhere; an underscore inside a word doesn't, and recipes are full of those
-_MARKUP = re.compile(r"[\\`*\[\]<>|~$&@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.|(?<=:)/(?=/)")
-# what starts a block at the beginning of a line: headings, lists, rules, quotes
-_BLOCK = re.compile(r"^(?:(\d+)([.)])(?=\s|$)|([#+=-]))")
-_DECISION = {"admit": "admitted", "review": "**to review**", "refuse": "**refused**"}
-
-
-def esc(text: object) -> str:
-    """Return foreign text that Markdown shows as it is: no markup, no links, no HTML, no mention."""
-    return _MARKUP.sub(lambda m: "\\" + m[0], clean(text))
-
-
-def block(text: object) -> str:
-    """Return foreign text that may begin a line: no heading, list or rule either."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", esc(text))
-
-
-def code(text: object) -> str:
-    """Return foreign text as a code span, with a fence longer than any run of back ticks in it."""
-    bare = clean(text).replace("|", "\\|")  # a table splits cells before it reads code spans
-    fence = "`" * (max((len(run) for run in re.findall(r"`+", bare)), default=0) + 1)
-    pad = " " if bare.startswith("`") or bare.endswith("`") or not bare else ""
-    return f"{fence}{pad}{bare}{pad}{fence}"
-
-
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; a leading '>' in a heading aligns its column to the right."""
-    names = [h.removeprefix(">") for h in head]
-    rule = ["---:" if h.startswith(">") else "---" for h in head]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (names, rule, *rows))
+from attuner.report.words import seconds, usd, value
 
 
 def render(facts: ReportFacts) -> str:
@@ -52,10 +20,15 @@ def render(facts: ReportFacts) -> str:
         *_claim(facts),
         *_changes(facts),
         *_looks(facts),
+        *markdown_sections.diagnosis(facts),
         *_step(facts),
+        *markdown_sections.worth(facts),
         *_launches(facts),
+        *markdown_sections.predictions(facts),
+        *markdown_sections.verdicts(facts),
         *_spend(facts),
         *_reviews(facts),
+        *markdown_sections.people(facts),
         *_recipe(facts),
         *_again(facts),
     ]
@@ -63,20 +36,7 @@ def render(facts: ReportFacts) -> str:
 
 
 def _sql(query: str) -> str:
-    return _fenced(query, "sql")
-
-
-def _fenced(text: str, language: str) -> str:
-    fence = "`" * max(3, max((len(run) + 1 for run in re.findall(r"`+", text)), default=0))
-    lines = []
-    for line in text.rstrip("\n").split("\n"):
-        bare = line.lstrip(" ")
-        lines.append(" " * (len(line) - len(bare)) + clean(bare, limit=4000))
-    return f"{fence}{language}\n" + "\n".join(lines) + f"\n{fence}"
-
-
-def _list(items: Iterable[str]) -> str:
-    return "\n".join(f"- {block(i)}" for i in items)
+    return fenced(query, "sql")
 
 
 def _claim(facts: ReportFacts) -> list[str]:
@@ -87,6 +47,8 @@ def _claim(facts: ReportFacts) -> list[str]:
         ("published", origin.published(facts)),
         ("charged", claims.cost(facts)),
         ("paid back after", claims.payback(facts)),
+        ("MFU", said.efficiency(facts)),
+        ("US dollars per million tokens", said.dollars(facts)),
         ("search ended because", claims.stop_line(facts)),
         ("waits for a person", f"{len(facts.reviews)} (see below)" if facts.reviews else ""),
     ]
@@ -120,7 +82,7 @@ def _change(changed: ChangedValue) -> list[str]:
         + (f" (source: {esc(' · '.join(f.source))})" if f.source else "")
         for f in changed.findings
     ]
-    decision = _DECISION[worst] if worst else DASH
+    decision = DECISION[worst] if worst else DASH
     return [
         code(c.key),
         code(value(c.before)),
@@ -137,7 +99,7 @@ def _looks(facts: ReportFacts) -> list[str]:
     rows = [
         [
             *map(esc, (r.look, r.subject, r.what, r.baseline, r.candidate, r.measured, r.tolerance)),
-            _DECISION[r.decision],
+            DECISION[r.decision],
         ]
         for r in facts.looks
     ]
@@ -155,7 +117,7 @@ def _looks(facts: ReportFacts) -> list[str]:
         "\n".join(tests),
         _sql(queries.looks(facts)),
         "### What no look can see",
-        _list(claims.blind_spots(facts)),
+        bullets(claims.blind_spots(facts)),
     ]
 
 
@@ -210,7 +172,7 @@ def _launch(r: LaunchRow, facts: ReportFacts) -> list[str]:
     predicted = "" if r.predicted_gain is None else f"{pct(r.predicted_gain)} ±{share_pct(r.predicted_error or 0.0)}"
     outcome = rate(r.tokens_per_s) if r.tokens_per_s else OUTCOME_WORDS[r.outcome]
     gain = "" if r.gain is None else pct(r.gain) + (" **new leader**" if r.new_leader else "")
-    verdict = _DECISION[r.verdict] if r.verdict else ""
+    verdict = DECISION[r.verdict] if r.verdict else ""
     again = f" ({r.num_attempts} attempts)" if r.num_attempts > 1 else ""
     charge = facts.units.amount(r.gpu_hours) + again
     return [esc(r.id), r.kind, esc(r.what), predicted, outcome, gain, verdict, esc(r.reason), charge]
@@ -219,11 +181,20 @@ def _launch(r: LaunchRow, facts: ReportFacts) -> list[str]:
 def _spend(facts: ReportFacts) -> list[str]:
     if not facts.spend:
         return []
+    price = facts.details.economy.price
     amounts = facts.units.amounts([s.gpu_hours for s in facts.spend])
-    rows = [[s.kind, f"{s.num_launches}", f"{s.num_attempts}", amount] for s, amount in zip(facts.spend, amounts, strict=True)]
+
+    def line(name: str, launches: int, attempts: int, amount: str, hours: float) -> list[str]:
+        return [name, f"{launches}", f"{attempts}", amount, *([usd(hours * price.usd_per_hour)] if price else [])]
+
+    rows = [
+        line(esc(PURPOSES.get(s.kind, s.kind)), s.num_launches, s.num_attempts, amount, s.gpu_hours)
+        for s, amount in zip(facts.spend, amounts, strict=True)
+    ]
     launches, attempts = sum(s.num_launches for s in facts.spend), sum(s.num_attempts for s in facts.spend)
-    rows.append(["**total**", f"{launches}", f"{attempts}", facts.units.amount(facts.total_gpu_hours)])
-    head = ("Kind of launch", ">Launches", ">Attempts", f">{facts.units.time}")
+    total = facts.total_gpu_hours
+    rows.append(line("**total**", launches, attempts, facts.units.amount(total), total))
+    head = ("Purpose", ">Launches", ">Attempts", f">{facts.units.time}", *([">US dollars"] if price else []))
     return [
         "## What it cost",
         "From allocation to release, failures and checks included.",
@@ -235,24 +206,25 @@ def _spend(facts: ReportFacts) -> list[str]:
 def _reviews(facts: ReportFacts) -> list[str]:
     if facts.leader is None and not facts.reviews and not facts.other_reviews:
         return []
-    others = ["Other candidates that wait:", _list(facts.other_reviews)] if facts.other_reviews else []
-    mine = _list(claims.review_lines(facts)) or "Nothing for the leader's recipe."
+    others = ["Other candidates that wait:", bullets(facts.other_reviews)] if facts.other_reviews else []
+    mine = bullets(claims.review_lines(facts)) or "Nothing for the leader's recipe."
     return ["## Waiting for a person", claims.REVIEW_MEANS, mine, *others, _sql(queries.reviews())]
 
 
 def _recipe(facts: ReportFacts) -> list[str]:
     what = "The baseline's recipe" if facts.recipe_digest == facts.baseline_digest else "The recipe"
-    adapted = ["Adapted from the public recipe:", _list(origin.adaptations(facts))] if facts.campaign.adaptations else []
-    return [f"## {what}", *adapted, _fenced(recipe_yaml(facts.recipe), "yaml"), _sql(queries.recipe(facts))]
+    adapted = ["Adapted from the public recipe:", bullets(origin.adaptations(facts))] if facts.campaign.adaptations else []
+    return [f"## {what}", *adapted, fenced(recipe_yaml(facts.recipe), "yaml"), _sql(queries.recipe(facts))]
 
 
 def _again(facts: ReportFacts) -> list[str]:
-    notes = ["### Said along the way", _list(facts.notes)] if facts.notes else []
+    notes = ["### Said along the way", bullets(facts.notes)] if facts.notes else []
     return [
         "## Check it, do it again",
         "\n".join(f"- {code(command)}: {esc(why)}" for command, why in claims.commands(facts)),
         "Before any query on this page:",
         _sql(queries.view(facts)),
+        *markdown_sections.versions(facts),
         table(("Pinned", "Value"), ([esc(k), code(v)] for k, v in claims.pinned(facts))),
         *notes,
     ]

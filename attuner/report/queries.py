@@ -1,18 +1,24 @@
 """The SQL that checks the report's figures against an exported ledger, for a reader who trusts nothing.
 
-Every query reads `mine`: the campaign's events without those that a later one replaced. DuckDB's dialect.
+Every query reads `mine`: the campaign's events without those that a later one replaced or a rerun set aside. DuckDB's dialect.
 """
 
 from __future__ import annotations
 
+from attuner.core.people import HIDEABLE
 from attuner.report.facts import ReportFacts
 
 
 def view(facts: ReportFacts) -> str:
     """Return the statement to run first."""
+    kinds = ", ".join(map(_text, sorted(HIDEABLE)))
     return (
         "CREATE OR REPLACE TEMP VIEW mine AS\n"
-        f"SELECT * FROM events WHERE campaign_id = {_text(facts.campaign_id)}\n"
+        "WITH aside AS (SELECT n, unnest(from_json(record->'$.hides', '[\"VARCHAR\"]')) AS name\n"
+        f"               FROM events WHERE campaign_id = {_text(facts.campaign_id)} AND kind = 'invalidated')\n"
+        f"SELECT * FROM events e WHERE campaign_id = {_text(facts.campaign_id)}\n"
+        f"AND NOT (kind IN ({kinds})\n"
+        "         AND EXISTS (FROM aside WHERE aside.name = e.kind || ' ' || e.key AND aside.n > e.n))\n"
         "QUALIFY row_number() OVER (PARTITION BY kind, key ORDER BY n DESC) = 1;"
     )
 
@@ -105,6 +111,67 @@ def reviews() -> str:
 def recipe(facts: ReportFacts) -> str:
     """Return the query for the recipe itself."""
     return f"SELECT record FROM mine WHERE kind = 'recipe' AND key = {_text(facts.recipe_digest)};"
+
+
+def worth(facts: ReportFacts) -> str:
+    """Return the query for the hours after which the tuning is paid back; devices, charge and gain stand beside them."""
+    if facts.remeasurement:
+        gain = "CAST(r.record->>'$.gain' AS DOUBLE)"
+        of = "JOIN mine r ON r.kind = 'remeasurement'"
+    else:
+        leader = _text(facts.leader.id if facts.leader else "")
+        gain = "CAST(r.record->>'$.tokens_per_s_per_gpu' AS DOUBLE) / CAST(k.record->>'$.mean' AS DOUBLE) - 1"
+        of = f"JOIN mine k ON k.kind = 'calibration' JOIN mine r ON r.kind = 'score' AND r.key = {leader}"
+    return (
+        "SELECT CAST(c.record->>'$.workload.gpus' AS INTEGER) AS devices, charged.device_hours,\n"
+        f"       {gain} AS gain,\n"
+        "       device_hours / (devices * gain) AS paid_back_after_hours\n"
+        "FROM (SELECT sum(CAST(record->>'$.gpu_hours' AS DOUBLE)) AS device_hours FROM mine WHERE kind = 'settled') charged,\n"
+        f"     mine c {of}\nWHERE c.kind = 'campaign' ORDER BY r.n DESC LIMIT 1;"
+    )
+
+
+def verdicts() -> str:
+    """Return the query for every finding of every look that has a measurement, and of those that don't admit."""
+    return (
+        "SELECT e.key, e.record->>'$.look' AS look, f.value->>'$.decision' AS decision, f.value->>'$.rule' AS rule,\n"
+        "       f.value->>'$.key' AS what, f.value->>'$.deviation' AS deviation, f.value->>'$.tolerance' AS tolerance\n"
+        "FROM mine e, json_each(e.record, '$.findings') f WHERE e.kind = 'verdict'\n"
+        "AND (f.value->>'$.deviation' IS NOT NULL OR f.value->>'$.decision' <> 'admit') ORDER BY e.n;"
+    )
+
+
+def predictions() -> str:
+    """Return the query for what proposer and estimate predicted, beside what was measured."""
+    return (
+        "SELECT s.key AS launch, h.record->>'$.predicted_gain' AS proposer, h.record->>'$.predicted_error' AS proposer_error,\n"
+        "       f.record->>'$.gain' AS estimate, f.record->>'$.gain_error' AS estimate_error, s.record->>'$.gain' AS measured,\n"
+        "       f.record->>'$.step_s' AS estimated_step_s, s.record->>'$.step_s' AS step_s\n"
+        "FROM mine s JOIN mine l ON l.kind = 'launch' AND l.key = s.key\n"
+        "JOIN mine h ON h.kind = 'hypothesis' AND h.key = l.record->>'$.hypothesis'\n"
+        "LEFT JOIN mine f ON f.kind = 'forecast' AND f.key = h.key\n"
+        "WHERE s.kind = 'score' AND s.record->>'$.valid' = 'true' ORDER BY l.n;"
+    )
+
+
+def people() -> str:
+    """Return the query for everything that people said."""
+    return (
+        "SELECT to_timestamp(\"at\") AS said_at, kind, record->>'$.by' AS who,\n"
+        "       coalesce(record->>'$.act', record->>'$.decision', 'rerun ' || (record->>'$.step')) AS said,\n"
+        "       coalesce(record->>'$.launch_id', record->>'$.key', record->>'$.lever') AS about, record->>'$.why' AS why\n"
+        "FROM mine WHERE kind IN ('directive', 'review', 'invalidated') ORDER BY n;"
+    )
+
+
+def versions() -> str:
+    """Return the query for what the launches reported of their software and devices."""
+    return (
+        "SELECT v.key AS what, v.value AS reported, list(t.key ORDER BY t.n) AS launches\n"
+        "FROM mine t, json_each(t.record, '$.versions') v WHERE t.kind = 'trial' GROUP BY ALL\n"
+        "UNION ALL SELECT 'device', h.value, list(DISTINCT t.key) FROM mine t, json_each(t.record, '$.hardware') h\n"
+        "WHERE t.kind = 'trial' GROUP BY ALL ORDER BY 1, 2;"
+    )
 
 
 def _text(text: str) -> str:

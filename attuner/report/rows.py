@@ -13,6 +13,7 @@ from attuner.core.events import History
 from attuner.core.judgement import Decision, Finding, Score, Verdict, worst
 from attuner.core.run import Attempt, Launch, Trial
 from attuner.core.search import Hypothesis
+from attuner.policy import people
 
 Outcome = Literal["ok", "oom", "hang", "crash", "infrastructure", "stopped_early", "running", "refused", "not launched"]
 
@@ -107,6 +108,8 @@ def _launch(history: History, launch: Launch, account: Account) -> LaunchRow:
     hypothesis = history.hypothesis(launch.hypothesis) if launch.hypothesis else None
     config = history.verdict(launch.hypothesis) if launch.hypothesis else None
     verdicts = [*([config] if config else []), *(history.looks(launch.id, trial.attempt) if trial else [])]
+    decision = worst([v.decision for v in verdicts]) if verdicts else None
+    decision, answered = _answered(history, launch, decision)
     measured = score is not None and score.valid and score.tokens_per_s_per_gpu > 0
     compared = launch.kind == "search" and measured and score is not None
     return LaunchRow(
@@ -123,14 +126,26 @@ def _launch(history: History, launch: Launch, account: Account) -> LaunchRow:
         tokens_per_s=(score.tokens_per_s_per_gpu if measured else None) if score else _speed(history, launch, trial),
         gain=score.gain if compared and score else None,
         gain_over_baseline=score.gain_over_baseline if compared and score else None,
-        verdict=worst([v.decision for v in verdicts]) if verdicts else None,
-        reason=_reason(trial, score, verdicts, launch.kind),
+        verdict=decision,
+        reason=answered or _reason(trial, score, verdicts, launch.kind),
         new_leader=bool(score and score.new_leader),
         peak_mem_gib=trial.peak_mem_gib() if trial else None,
         num_attempts=account.attempts,
         gpu_hours=account.gpu_hours,
         spent_after=account.spent_after,
     )
+
+
+def _answered(history: History, launch: Launch, decision: Decision | None) -> tuple[Decision | None, str]:
+    """Return the decision after a person's answer to what the looks left open, and who answered; a refusal stays one."""
+    answer = people.answer_to(history, launch.recipe) if decision == "review" and launch.kind == "search" else None
+    if answer is None or (answer.decision == "admit" and people.open_items(history, launch.id)):
+        return decision, ""
+    why = f": {answer.why}" if answer.why else ""
+    if answer.decision == "unanswered":
+        return decision, f"to review: nobody answered in time, so it is not admitted{why}"
+    said: Decision = "admit" if answer.decision == "admit" else "refuse"
+    return said, f"{'admitted' if said == 'admit' else 'refused'} by {answer.by}{why}"
 
 
 def _unlaunched(history: History, hypothesis: Hypothesis) -> LaunchRow:

@@ -9,8 +9,8 @@ from __future__ import annotations
 _LIGHT = """
 --bg:#fcfcfb;--card:#ffffff;--ink:#1d2126;--soft:#5a626c;--line:#e2e4e7;--faint:#f3f4f5;
 --blue:#1f5fa8;--red:#b8431a;--amber:#8a5a00;--good:#0b6b58;--band:#1f5fa81c;
---compute:#2b6cb0;--on-compute:#fff;--copy:#3f8f86;--on-copy:#fff;--host:#8b7bb0;--on-host:#fff;--idle:#c3c8cf;--on-idle:#1d2126;
---comm0:#c4501b;--on-comm0:#fff;--comm1:#e08a2e;--on-comm1:#1d2126;--comm2:#f0b768;--on-comm2:#1d2126;
+--compute:#2b6cb0;--on-compute:#fff;--copy:#2f7a72;--on-copy:#fff;--host:#6f5f9a;--on-host:#fff;--idle:#c3c8cf;--on-idle:#1d2126;
+--comm0:#b84a18;--on-comm0:#fff;--comm1:#e08a2e;--on-comm1:#1d2126;--comm2:#f0b768;--on-comm2:#1d2126;
 --comm3:#8f3a12;--on-comm3:#fff;--comm4:#f6d7a8;--on-comm4:#1d2126;
 """
 
@@ -47,13 +47,14 @@ li{margin:.28em 0;max-width:74ch;overflow-wrap:anywhere}
 code,pre,.mono{font-family:ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;font-size:.86em}
 code{overflow-wrap:anywhere}
 pre{background:var(--faint);border:1px solid var(--line);border-radius:6px;padding:12px 14px;
-overflow-x:auto;line-height:1.5;margin:.5em 0}
+white-space:pre-wrap;overflow-wrap:anywhere;line-height:1.5;margin:.5em 0}
 table{border-collapse:collapse;width:calc(100% + 16px);margin:0 -8px;font-size:.92rem}
 th{font-weight:560;color:var(--soft);text-align:left;font-size:.82rem;vertical-align:bottom}
 th,td{padding:8px;border-bottom:1px solid var(--line)}
 td{vertical-align:top;overflow-wrap:anywhere}
 a{color:var(--blue)}
 .num{text-align:right;white-space:nowrap}th.num{white-space:normal}
+.scroll{overflow-x:auto}
 .nowrap{white-space:nowrap}
 .name{overflow-wrap:normal;min-width:9em}
 td.what{width:42%}
@@ -63,7 +64,10 @@ tr.lead td{background:linear-gradient(var(--band),var(--band))}
 tfoot td{font-weight:600;border-bottom:0}
 .tag{white-space:nowrap;font-weight:560}
 .tag.admit{color:var(--good)}.tag.review{color:var(--amber)}.tag.refuse,.tag.bad{color:var(--red)}
-.swatch{display:inline-block;width:.8em;height:.8em;border-radius:2px;margin-right:.55em;vertical-align:-.06em}
+svg.swatch{display:inline-block;margin-right:.55em;vertical-align:-.15em;border-radius:2px}
+nav{margin:26px 0 0;padding:12px 0 0;border-top:1px solid var(--line);font-size:.9rem}
+nav ul{list-style:none;padding:0;margin:0;display:flex;flex-wrap:wrap;gap:4px 18px}
+nav li{margin:0}nav a{display:inline-block;padding:4px 0}
 details{margin:.7em 0 0;font-size:.92rem}
 summary{cursor:pointer;color:var(--soft);font-size:.85rem;width:fit-content}
 summary:hover{color:var(--ink)}
@@ -90,7 +94,9 @@ svg .m-note{fill:var(--soft);font-size:11.5px;paint-order:stroke;stroke:var(--bg
 .m-remeasure{fill:var(--bg);stroke:var(--good);stroke-width:1.8}
 .m-refused{fill:var(--bg);stroke:var(--red);stroke-width:1.8}
 .m-failed{stroke:var(--red);stroke-width:2.2;stroke-linecap:round;fill:none}
-svg .in-bar{font-weight:560}
+svg .in-bar{font-weight:560;paint-order:stroke;stroke-width:4px;stroke-linejoin:round}
+.whisker{stroke:var(--soft);stroke-width:1;opacity:.7}
+details>table{margin-top:8px}
 """
 
 _NARROW = """
@@ -101,7 +107,7 @@ svg.wide{display:none}svg.narrow{display:block}
 table{width:100%;margin:0}
 th,td{padding:7px 6px}th:first-child,td:first-child{padding-left:0}th:last-child,td:last-child{padding-right:0}
 table.cards thead{display:none}
-table.cards,table.cards tbody,table.cards tr,table.cards td{display:block;width:100%}
+table.cards,table.cards tbody,table.cards tfoot,table.cards tr,table.cards td{display:block;width:100%}
 table.cards tr{border-bottom:1px solid var(--line);padding:10px 0}
 table.cards tr.lead td{background:none}
 table.cards tr.lead{box-shadow:inset 3px 0 0 var(--blue);padding-left:12px}
@@ -120,9 +126,9 @@ _PRINT = """
 body{font-size:10.5pt}
 main{max-width:none;padding:0}
 section{margin-top:26pt}
+nav{display:none}
 tr,figure,.notice,.stats{break-inside:avoid}
 h2,h3{break-after:avoid}
-pre{white-space:pre-wrap}
 details::details-content{content-visibility:visible;height:auto}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 }
@@ -131,7 +137,11 @@ details::details-content{content-visibility:visible;height:auto}
 
 def _parts() -> str:
     names = ("compute", "copy", "host", "idle", *(f"comm{n}" for n in range(5)))
-    return "".join(f".p-{n}{{fill:var(--{n});background:var(--{n})}}svg .on-p-{n}{{fill:var(--on-{n})}}" for n in names)
+    return "".join(
+        f".p-{n}{{fill:var(--{n})}}.h-{n}{{stroke:var(--on-{n});fill:none;stroke-width:1.1;opacity:.38}}"
+        f"svg .on-p-{n}{{fill:var(--on-{n});stroke:var(--{n})}}"
+        for n in names
+    )
 
 
 def css() -> str:

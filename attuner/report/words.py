@@ -88,6 +88,11 @@ def seconds(x: float) -> str:
     return f"{number(x)} s" if abs(x) >= 1 else f"{number(x * 1e3)} ms"
 
 
+def usd(x: float) -> str:
+    """Return US dollars without the sign: whole ones from a thousand on, cents below, three digits below a cent."""
+    return f"{x:,.0f}" if abs(x) >= 1000 else f"{x:,.2f}" if abs(x) >= 0.01 or x == 0 else number(x)
+
+
 def when(unix_s: float | None) -> str:
     """Return a time in UTC, to the minute, with its zone."""
     if unix_s is None or not math.isfinite(unix_s):
