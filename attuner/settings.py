@@ -24,8 +24,10 @@ KNOWN = {
     "ATTUNER_RAY_CA": "file or folder of certificates for an https:// address",
     "ATTUNER_RAY_HEADERS_FILE": "JSON file of more headers for requests to the Ray cluster, e.g. of a proxy before it",
     "ATTUNER_STORAGE_MOUNT": "where this machine sees the cluster's `storage` path, if not under the same path",
+    "ATTUNER_REVIEW_HOURS": "how long a deployed campaign waits for a person before it ships without what waits (default: 48)",
     "ATTUNER_MEGATRON_SRC": "folder of the Megatron-LM checkout that the job uses, where stack.source doesn't say",
     "ATTUNER_SLIME_SRC": "folder of slime's checkout, where stack.slime_source doesn't say",
+    "ATTUNER_WEBHOOK_FILE": "file whose one line is the URL that news and alerts are posted to (docs/nightly.md)",
 }
 
 INHERITED = ("ATTUNER_RAY_ID", "ATTUNER_SERVES", "ATTUNER_IMAGE_DIGEST")
@@ -43,8 +45,10 @@ class Settings(Record):
     ray_ca: str = ""
     ray_headers_file: str = ""
     storage_mount: str = ""
+    review_hours: float = Field(default=48.0, gt=0, allow_inf_nan=False)
     megatron_source: str = ""
     slime_source: str = ""
+    webhook_file: str = ""
 
     @property
     def ledger(self) -> Path:
@@ -125,7 +129,8 @@ def load_settings(environ: Mapping[str, str] | None = None, *, project: str = ""
         raise UserError(f"ATTUNER_RAY_ADDRESS: {address} is not a job API address; it looks like http://host:8265")
     if "@" in address:
         raise UserError("ATTUNER_RAY_ADDRESS: holds a name or a password; put secrets into files, see docs/ray.md")
-    for name in ("ATTUNER_RAY_TOKEN_FILE", "ATTUNER_RAY_CA", "ATTUNER_RAY_HEADERS_FILE", "ATTUNER_STORAGE_MOUNT"):
+    places = ("ATTUNER_RAY_TOKEN_FILE", "ATTUNER_RAY_CA", "ATTUNER_RAY_HEADERS_FILE", "ATTUNER_STORAGE_MOUNT")
+    for name in (*places, "ATTUNER_WEBHOOK_FILE"):
         if env.get(name) and not Path(env[name]).exists():
             raise UserError(f"{name}: {env[name]}: no such file or folder")
     return Settings(
@@ -137,6 +142,18 @@ def load_settings(environ: Mapping[str, str] | None = None, *, project: str = ""
         ray_ca=env.get("ATTUNER_RAY_CA", ""),
         ray_headers_file=env.get("ATTUNER_RAY_HEADERS_FILE", ""),
         storage_mount=env.get("ATTUNER_STORAGE_MOUNT", ""),
+        review_hours=_hours(env.get("ATTUNER_REVIEW_HOURS", "")),
         megatron_source=env.get("ATTUNER_MEGATRON_SRC", ""),
         slime_source=env.get("ATTUNER_SLIME_SRC", ""),
+        webhook_file=env.get("ATTUNER_WEBHOOK_FILE", ""),
     )
+
+
+def _hours(text: str) -> float:
+    try:
+        hours = float(text or 48)
+    except ValueError:
+        hours = 0.0
+    if not 0 < hours < float("inf"):
+        raise UserError(f"ATTUNER_REVIEW_HOURS: {text}: a number of hours above 0 (default 48)")
+    return hours

@@ -16,6 +16,8 @@ from prefect.states import Completed
 from attuner.settings import load_settings
 from attuner.wiring import kit_session, open_kit
 from flows.request import CampaignFields, Launchers, Proposers, changes_of, check_request, fields_of, request_file
+from tasks._cluster import cluster_of, cluster_turn
+from tasks._restarts import check_restarts
 from tasks.birth import birth
 from tasks.calibrate import calibrate, plan_calibration, plan_prepare
 from tasks.check import check
@@ -60,6 +62,7 @@ def campaign(
         seed: Seed of the search (random, tpe, fixed_knobs) and of a replay's noise, instead of what the file says.
         dry_run: Only check: validate, resolve and judge the baseline, show cost, fit and budget. Nothing is spent.
     """
+    check_restarts()
     asked = fields_of(fields)
     changes = changes_of(budget_gpu_hours=budget_gpu_hours, proposer=proposer, launcher=launcher, seed=seed)
     check_request(file, campaign_id, asked, changes, dry_run=dry_run)
@@ -70,7 +73,7 @@ def campaign(
         return Completed(name="DryRun", message=said, data=said)
     with kit_session():
         name = campaign_id or birth(file, changes)
-        with open_kit(name):
+        with open_kit(name) as kit, cluster_turn(cluster_of(kit, name)):
             prepare(name)
             if calibrated(name, 1) == "busy":
                 calibrated(name, 2)

@@ -35,6 +35,12 @@ def dry_run(name: str, source: str, rows: list[tuple[str, str]]) -> None:
     _artifact(create_markdown_artifact, key=f"{name}-dry-run", markdown=text, description="dry run")
 
 
+def rerun(campaign_id: str, step: str, key: str, rows: list[dict[str, str]]) -> None:
+    """Show what a person's rerun did again, and what it left alone."""
+    what = " ".join(x for x in ("rerun of", step, key) if x)
+    _artifact(create_table_artifact, key=f"{campaign_id}-rerun", table=rows, description=what)
+
+
 def search(campaign_id: str, history: History) -> None:
     """Show every launch so far, and how much of the budget is spent."""
     _artifact(create_table_artifact, key=f"{campaign_id}-launches", table=launch_rows(history), description="launches")

@@ -1,5 +1,5 @@
 """`attuner doctor`: is this installation fit to run campaigns unattended, and what is to be mended. It changes nothing, unless
-`--mend` is given: then it makes the one automation that Prefect lacks for it."""
+`--mend` is given: then it makes the automations that Prefect lacks for it, and gives back slots that nobody holds any more."""
 
 from __future__ import annotations
 
@@ -10,15 +10,20 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
+from attuner.cli.automations import automations
 from attuner.config import file_digests, read_lock
 from attuner.core.access import Check
 from attuner.settings import Settings, load_settings
 
-POOL, DEPLOYMENT = "attuner", "campaign/campaign"
-HEARTBEAT, HEARTBEAT_EVENT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "prefect.flow-run.heartbeat"
-AUTOMATION = "attuner: runs without a heartbeat are crashed"
-SILENT_S = 90
-"""How long a flow run may be silent; Prefect's shortest heartbeat is 30 s."""
+POOL = "attuner"
+DEPLOYMENTS = (
+    *("campaign/campaign", "nightly/nightly", "rerun-step/rerun-step", "propose/propose", "review/review", "direct/direct"),
+    "lessons-audit/lessons-audit",
+)
+HEARTBEAT = "PREFECT_FLOWS_HEARTBEAT_FREQUENCY"
+MEMORY = "prefect.server.concurrency.lease_storage.memory"
+FILES = "prefect.server.concurrency.lease_storage.filesystem"
+ENDED = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
 ROOM_GIB = 5.0
 GIB = 1 << 30
 
@@ -38,7 +43,7 @@ def doctor(arguments: argparse.Namespace) -> int:
             print(f"        {'':{width}}  → {check.mend}")
     wrong = sum(not c.ok for c in found)
     print("  all is well" if well else f"  {wrong} of {len(found)} to mend")
-    print("  of a cluster: `attuner cluster doctor FILE`")
+    print("  of a cluster and what it needs: `attuner cluster doctor FILE`")
     return 0 if well else 1
 
 
@@ -101,7 +106,11 @@ def _telemetry() -> Check:
 
 
 def prefect(*, mend: bool) -> list[Check]:
-    """Return what is found of the Prefect server; one check that fails where there is none."""
+    """Return what is found of the Prefect server; one check that fails where there is none.
+
+    Args:
+        mend: make the automations that are missing, and free slots whose holder ended.
+    """
     from prefect import __version__
     from prefect.settings import PREFECT_API_URL
 
@@ -126,7 +135,8 @@ def prefect(*, mend: bool) -> list[Check]:
         detail=f"{address}, {version}" + ("" if same else f"; here is {__version__}"),
         mend="make the two versions equal",
     )
-    return [server, _analytics(api), _deployed(api), _pool(api), _automation(api, mend=mend)]
+    looked = [_analytics(api), _leases(api), _deployed(api), _pool(api)]
+    return [server, *looked, *_automations(api, mend=mend), *_stuck(api, mend=mend)]
 
 
 class _Api:
@@ -143,6 +153,14 @@ class _Api:
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return self._answer(lambda: self._client.post(path, json=body))
+
+    def patch(self, path: str, body: dict[str, Any]) -> bool:
+        try:
+            self._client.patch(path, json=body).raise_for_status()
+        except self._failures as error:
+            self.error = " ".join(str(error).split())[:200]
+            return False
+        return True
 
     def _answer(self, call: Callable[[], Any]) -> Any:
         try:
@@ -162,15 +180,33 @@ def _analytics(api: _Api) -> Check:
     return Check(name="server telemetry", ok=on is False, detail=detail, mend=mend)
 
 
+def _leases(api: _Api) -> Check:
+    """Look where the server keeps the leases of concurrency slots: in memory, a restart forgets who holds a cluster."""
+    told = ((api.get("/admin/settings") or {}).get("server") or {}).get("concurrency") or {}
+    kept = told.get("lease_storage", "")
+    detail = {MEMORY: "in memory: a restart of the server forgets which campaign holds a cluster", FILES: "in files"}
+    mend = f"start the server with PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE={FILES}"
+    return Check(name="leases", ok=bool(kept) and kept != MEMORY, detail=detail.get(kept, kept or "not told"), mend=mend)
+
+
 def _deployed(api: _Api) -> Check:
-    found = api.get(f"/deployments/name/{DEPLOYMENT}")
-    if found is None:
-        return Check(
-            name="deployment", ok=False, detail=f"no {DEPLOYMENT}", mend="prefect --no-prompt deploy --all, in the checkout"
-        )
-    beat = ((found.get("job_variables") or {}).get("env") or {}).get(HEARTBEAT) or os.environ.get(HEARTBEAT)
-    detail = f"{DEPLOYMENT}, heartbeat every {beat} s" if beat else f"{DEPLOYMENT}; its runs send no heartbeat"
-    return Check(name="deployment", ok=bool(beat), detail=detail, mend=f"deploy again: prefect.yaml sets {HEARTBEAT}")
+    found = {name: api.get(f"/deployments/name/{name}") for name in DEPLOYMENTS}
+    missing = [name for name, x in found.items() if x is None]
+    if missing:
+        detail = f"no {', '.join(missing)}"
+        return Check(name="deployments", ok=False, detail=detail, mend="prefect --no-prompt deploy --all, in the checkout")
+    silent = [name for name, x in found.items() if not _heartbeat(x)]
+    detail = (
+        f"{len(found)} of prefect.yaml, all with a heartbeat"
+        if not silent
+        else f"{', '.join(silent)}: its runs send no heartbeat"
+    )
+    return Check(name="deployments", ok=not silent, detail=detail, mend=f"deploy again: prefect.yaml sets {HEARTBEAT}")
+
+
+def _heartbeat(deployment: dict[str, Any]) -> str:
+    env = (deployment.get("job_variables") or {}).get("env") or {}
+    return str(env.get(HEARTBEAT) or os.environ.get(HEARTBEAT) or "")
 
 
 def _pool(api: _Api) -> Check:
@@ -179,37 +215,38 @@ def _pool(api: _Api) -> Check:
         return Check(name="worker", ok=False, detail=f"no work pool {POOL}", mend=mend)
     workers = api.post(f"/work_pools/{POOL}/workers/filter", {}) or []
     alive = [w["name"] for w in workers if w.get("status") == "ONLINE"]
-    mend = f"prefect worker start --pool {POOL} --limit 1, kept alive by systemd or the like"
+    mend = f"prefect worker start --pool {POOL} --limit 10, kept alive by systemd or the like"
     return Check(name="worker", ok=bool(alive), detail=f"{len(alive)} online of {len(workers)} known", mend=mend)
 
 
-def _automation(api: _Api, *, mend: bool) -> Check:
-    """Look for an automation that marks silent runs as crashed: a run whose process and worker died says Running for ever."""
-    known = [a for a in api.post("/automations/filter", {}) or [] if HEARTBEAT_EVENT in json.dumps(a.get("trigger", {}))]
-    if any(a.get("enabled") for a in known):
-        return Check(name="dead runs", ok=True, detail=f"marked as crashed by automation {known[0]['name']!r}")
-    if mend and api.post("/automations/", automation()) is not None:
-        return Check(name="dead runs", ok=True, detail=f"automation made: {AUTOMATION!r}")
-    detail = f"a run whose worker died says Running for ever{f'; {api.error}' if mend else ''}"
-    return Check(name="dead runs", ok=False, detail=detail, mend="attuner doctor --mend makes the automation")
+def _automations(api: _Api, *, mend: bool) -> list[Check]:
+    """Look for what must happen by itself: dead runs are seen, a Retry isn't lost, crashed runs go on."""
+    known = {a["name"]: a for a in api.post("/automations/filter", {"limit": 200}) or []}
+    return [_automation(api, name, wanted, known.get(wanted["name"]), mend=mend) for name, wanted in automations().items()]
 
 
-def automation() -> dict[str, Any]:
-    """Return the automation: a run that has sent a heartbeat and is silent for SILENT_S is crashed."""
-    runs = {"prefect.resource.id": ["prefect.flow-run.*"]}
-    return {
-        "name": AUTOMATION,
-        "description": f"after a heartbeat, nothing for {SILENT_S} s: process and worker are gone",
-        "enabled": True,
-        "trigger": {
-            "type": "event",
-            "posture": "Proactive",
-            "match": runs,
-            "for_each": ["prefect.resource.id"],
-            "after": [HEARTBEAT_EVENT],
-            "expect": ["prefect.flow-run.*"],
-            "threshold": 1,
-            "within": SILENT_S,
-        },
-        "actions": [{"type": "change-flow-run-state", "state": "CRASHED", "message": "no heartbeat"}],
-    }
+def _automation(api: _Api, name: str, wanted: dict[str, Any], known: dict[str, Any] | None, *, mend: bool) -> Check:
+    state = "missing" if known is None else "as it should be" if known.get("enabled") else "switched off"
+    if known is None and mend and api.post("/automations/", wanted) is not None:
+        known, state = wanted, "made"
+    well = known is not None and bool(known.get("enabled"))
+    todo = "attuner doctor --mend makes it" if known is None else "switch it on in the Prefect UI, under Automations"
+    detail = f"automation {wanted['name']!r}: {state}{f'; {api.error}' if mend and not well and api.error else ''}"
+    return Check(name=name, ok=well, detail=detail, mend=todo)
+
+
+def _stuck(api: _Api, *, mend: bool) -> list[Check]:
+    """Look for clusters whose slot is taken by a flow run that ended: a restarted server forgot its lease."""
+    found = [x for x in api.post("/v2/concurrency_limits/filter", {"limit": 200}) or [] if x["name"].startswith(f"{POOL}-")]
+    taken, stuck = [x["name"] for x in found if x["active_slots"]], []
+    for name in taken:
+        note = api.get(f"/variables/name/{name.replace('-', '_')}")
+        run = api.get(f"/flow_runs/{json.loads(note['value'])['flow_run']}") if note else None
+        if run is not None and run["state"]["type"] in ENDED:
+            stuck.append(name)
+    left = [x for x in stuck if not (mend and api.patch(f"/v2/concurrency_limits/{x}", {"active_slots": 0}))]
+    detail = (
+        f"{', '.join(left)}: held by a run that ended" if left else f"{len(found)} known, {len(taken) - len(stuck)} held by a run"
+    )
+    todo = "who waits frees it within three minutes; attuner doctor --mend does at once"
+    return [Check(name="clusters", ok=not left, detail=detail, mend=todo)]

@@ -1,20 +1,42 @@
-"""Wakes the suspended flow run that waits for a person's answer which was just given in the terminal."""
+"""Wakes the flow runs that wait for a person's answer: it was given elsewhere, in the terminal or by another form."""
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import FlowRun, StateType
+from prefect.client.schemas.responses import SetStateStatus
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_API_URL
 
-from attuner.settings import Settings
+
+def waiting_key(campaign_id: str, rest: str) -> str:
+    """Return the key under which a campaign's flow run waits for an answer."""
+    return f"{campaign_id}:{rest}"
 
 
-def wake(settings: Settings, campaign_id: str) -> str:
-    """Return what was done, as a line, or '' if no run waits, or no Prefect server is known (PREFECT_API_URL)."""
-    if not os.environ.get("PREFECT_API_URL") or settings.project is None:
-        return ""
-    root = str(settings.project)
-    if root not in sys.path:
-        sys.path.insert(0, root)  # as for the flow itself (cli/run.py): tasks/ is no part of the package
-    woken = importlib.import_module("tasks._waiting").wake(campaign_id)
-    return f"{campaign_id} goes on: {woken} waiting flow run{'s' if woken > 1 else ''} resumed" if woken else ""
+def waiting(client: SyncPrefectClient, campaign_id: str) -> list[FlowRun]:
+    """Return the suspended flow runs of a campaign."""
+    paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
+    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=paused), limit=200)
+    mine = waiting_key(campaign_id, "")
+    return [r for r in found if r.state and (r.state.state_details.pause_key or "").startswith(mine)]
+
+
+def wake(campaign_id: str, decision: str, *, by: str, why: str) -> int:
+    """Resume the campaign's suspended flow runs with an answer that is on record; return how many went on.
+
+    Without a shared server, or with one that doesn't answer, none does: the answer is on record all the same, and holds when
+    the campaign goes on, at the latest at the deadline.
+    """
+    if not PREFECT_API_URL.value():
+        return 0
+    given, woken = {"decision": decision, "by": by, "why": why}, 0
+    try:
+        with get_client(sync_client=True) as client:
+            for run in waiting(client, campaign_id):
+                woken += client.resume_flow_run(run.id, given).status == SetStateStatus.ACCEPT
+    except (httpx.HTTPError, ObjectNotFound):
+        return woken
+    return woken

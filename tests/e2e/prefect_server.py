@@ -23,12 +23,17 @@ class Server:
             port = probe.getsockname()[1]
         self.url = f"http://127.0.0.1:{port}/api"
         self.env = {**env, "PREFECT_API_URL": self.url}
-        with log.open("w") as out:
-            command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-            # the UI asks the API at the address that the server tells it
-            env = {**env, "PREFECT_UI_API_URL": self.url, "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
-            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
-        self.until(lambda: self.ask("GET", "/health") is True, 90)
+        self._command = [*PREFECT, "server", "start", "--host", "127.0.0.1", "--port", str(port)]
+        # the UI asks the API at the address that the server tells it
+        self._env = {**env, "PREFECT_UI_API_URL": self.url, "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false"}
+        self._log = log
+        self.start()
+
+    def start(self) -> None:
+        """Start the server, again if it was ended."""
+        with self._log.open("a") as out:
+            self.process = subprocess.Popen(self._command, env=self._env, stdout=out, stderr=out)
+        self.until(lambda: self.ask("GET", "/health") is True, 120)
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         data = json.dumps(body).encode() if body is not None else None

@@ -30,17 +30,32 @@ def test_what_is_missing_is_named_and_what_was_mended_is_seen(tmp_path: Path) ->
     try:
         code, found = doctor(server.env)
         assert code == 1
-        assert {name for name, check in found.items() if not check["ok"]} == {"deployment", "worker", "dead runs"}
-        assert all(found[name]["mend"] for name in ("deployment", "worker", "dead runs"))
+        automations = {"dead runs", "lost retries", "crashed runs"}
+        assert {name for name, check in found.items() if not check["ok"]} == {"deployments", "worker", "leases", *automations}
+        assert all(check["mend"] for check in found.values() if not check["ok"])
+        assert "lease_storage.filesystem" in found["leases"]["mend"]
         assert found["server telemetry"]["detail"] == "off"
         server.command("work-pool", "create", "attuner", "--type", "process", cwd=ROOT)
         server.command("--no-prompt", "deploy", "--all", cwd=ROOT)
         _, found = doctor(server.env, "--mend")
-        assert {name for name, check in found.items() if not check["ok"]} == {"worker"}
+        assert {name for name, check in found.items() if not check["ok"]} == {"worker", "leases"}
+        doctor(server.env, "--mend")  # a second time makes nothing twice
         _, found = doctor(server.env)
-        assert found["dead runs"]["ok"]
-        (made,) = server.ask("POST", "/automations/filter", {})
-        assert made["enabled"]
+        assert all(found[name]["ok"] for name in automations)
+        made = server.ask("POST", "/automations/filter", {})
+        assert len(made) == len(automations)
+        assert all(x["enabled"] for x in made)
+        slot = {"name": "attuner-lab", "limit": 1, "active_slots": 1}
+        server.ask("POST", "/v2/concurrency_limits/", slot)
+        flow = server.ask("POST", "/flows/", {"name": "gone"})
+        gone = {"flow_id": flow["id"], "state": {"type": "CRASHED"}}
+        held = json.dumps({"flow_run": server.ask("POST", "/flow_runs/", gone)["id"]})
+        server.ask("POST", "/variables/", {"name": "attuner_lab", "value": held})
+        _, found = doctor(server.env)
+        assert "attuner-lab: held by a run that ended" in found["clusters"]["detail"]
+        _, found = doctor(server.env, "--mend")
+        assert found["clusters"]["ok"]
+        assert server.ask("GET", "/v2/concurrency_limits/attuner-lab")["active_slots"] == 0
     finally:
         server.process.terminate()
         server.process.wait(30)
