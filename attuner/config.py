@@ -379,12 +379,15 @@ def read_lock(rules_dir: Path) -> dict[str, str]:
 
 
 def write_lock(rules_dir: Path) -> Path:
-    """Write rules/LOCK from the files as they are and return its path."""
+    """Write rules/LOCK from the files as they are and return its path. Raises UserError where it can't be written."""
     text = (
         "# sha256 of every rules file and of attuner/policy; written by `attuner rules lock`, checked by `attuner rules check`\n"
     )
     body = yaml.safe_dump(file_digests(rules_dir), sort_keys=True)
-    (rules_dir / LOCK).write_text(text + body)
+    try:
+        (rules_dir / LOCK).write_text(text + body)
+    except OSError as error:
+        raise UserError(f"{rules_dir / LOCK}: {error.strerror}; rules are locked by whoever may change them") from None
     return rules_dir / LOCK
 
 
