@@ -15,6 +15,10 @@ MAX_VALUE_LENGTH = 200
 BLACK_BOX = ("random", "tpe", "fixed_knobs")
 """Proposers that know no levers: they set values of the catalog at once, as group `point`."""
 OPEN, POINT = "open", "point"
+SHIPPED = "shipped"
+"""Group of a re-tuning's first move, which fixed code makes: the recipe that was shipped, all its changes at once."""
+RETUNER = "nightly re-tuning"
+"""Who asks for it."""
 
 
 def candidate(history: History, hypothesis: Hypothesis) -> Recipe:
@@ -47,6 +51,20 @@ def check_group(hypothesis: Hypothesis, levers: list[dict[str, Any]], *, propose
         _check_point(hypothesis, changed, levers, proposer)
     else:
         _check_lever(hypothesis, changed, levers)
+
+
+def check_shipped(history: History, hypothesis: Hypothesis) -> None:
+    """Raise Refused unless a move of group `shipped` is exactly the recipe that this campaign re-tunes, and its first one."""
+    retunes = history.campaign().retunes
+    if retunes is None:
+        raise Refused(f"{hypothesis.id}: `{SHIPPED}` is for re-tunings: this campaign starts from no shipped recipe")
+    if hypothesis.by != RETUNER:
+        raise Refused(f"{hypothesis.id}: `{SHIPPED}` is asked for by fixed code alone")
+    earlier = [h.id for h in history.hypotheses() if h.id != hypothesis.id and h.group == SHIPPED]
+    if earlier:
+        raise Refused(f"{hypothesis.id}: `{SHIPPED}` was {earlier[0]} already")
+    if candidate(history, hypothesis).digest() != retunes.recipe.digest():
+        raise Refused(f"{hypothesis.id}: `{SHIPPED}` is the recipe that {retunes.of} shipped, and no other one")
 
 
 def _check_lever(hypothesis: Hypothesis, changed: list[str], levers: list[dict[str, Any]]) -> None:
