@@ -16,6 +16,30 @@ MAX_PATTERN = 200
 LONGEST_LINE = 300
 
 
+def head_commit(folder: str) -> str:
+    """Return the commit that a git checkout is at, from git's own files; '' where it is no checkout."""
+    git = Path(folder) / ".git" if folder else Path()
+    try:
+        if git.is_file():  # a work tree of a repository elsewhere
+            git = (git.parent / git.read_text(encoding="utf-8").partition(":")[2].strip()).resolve()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        name = head.removeprefix("ref: ")
+        if name == head:
+            return head
+        common = git / "commondir"
+        for root in (git, (git / common.read_text(encoding="utf-8").strip()).resolve() if common.exists() else git):
+            if (root / name).is_file():
+                return (root / name).read_text(encoding="utf-8").strip()
+            if (root / "packed-refs").is_file():
+                lines = (root / "packed-refs").read_text(encoding="utf-8").splitlines()
+                found = next((line.split()[0] for line in lines if line.endswith(f" {name}")), "")
+                if found:
+                    return found
+    except OSError:
+        pass
+    return ""
+
+
 class Source:
     """Folders, read together; a path is relative to one of them, or begins with the folder's own last names."""
 

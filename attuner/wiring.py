@@ -10,7 +10,7 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -34,6 +34,7 @@ PROPOSERS = {
     "catalog": "attuner.proposers.catalog:Catalog",
     "claude": "attuner.proposers.claude.proposer:Claude",
     "fixed_knobs": "attuner.proposers.tpe:FixedKnobs",
+    "manual": "attuner.proposers.manual:Manual",
     "random": "attuner.proposers.random_search:RandomSearch",
     "scripted": "attuner.proposers.scripted:Scripted",
     "tpe": "attuner.proposers.tpe:Tpe",
@@ -269,7 +270,17 @@ def build_kit(campaign: Campaign, settings: Settings) -> Kit:
         lessons_dir=settings.configs_dir() / "lessons",
         prices_file=settings.configs_dir() / "device_prices.yaml",
         source=pinned_source(campaign),
+        versions=_versions(campaign, settings),
     )
+
+
+def _versions(campaign: Campaign, settings: Settings) -> Callable[[], dict[str, str]] | None:
+    """Return what reads the software that launches run with; None where they run on a cluster elsewhere, or nowhere."""
+    if campaign.launcher.name in (KUBE, REPLAY) or settings.ray_address:
+        return None
+    from attuner.launchers.local_look import look
+
+    return lambda: look(settings.ray_python, RUNNER, campaign.launcher.cluster.env)
 
 
 def read_campaign(file: str, settings: Settings, *, changes: Mapping[str, Value] | None = None) -> Campaign:

@@ -7,6 +7,7 @@ from attuner.settings import load_settings
 from attuner.steps import birth as step
 from attuner.wiring import new_kit, read_campaign
 from tasks._shell import step_task
+from tasks.tell import tell
 
 
 @step_task(name="birth")
@@ -19,4 +20,6 @@ def birth(file: str, changes: dict[str, Value] | None = None) -> str:
     """
     campaign = read_campaign(file, load_settings(), changes=changes)
     with new_kit(campaign) as kit:
-        return step.birth(kit, campaign)
+        campaign_id = step.birth(kit, campaign)
+    tell(campaign_id)
+    return campaign_id

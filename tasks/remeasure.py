@@ -5,6 +5,7 @@ from __future__ import annotations
 from attuner.steps import remeasure as step
 from attuner.wiring import open_kit
 from tasks._shell import step_task
+from tasks.tell import tell
 
 
 @step_task(name="plan-remeasure {campaign_id}")
@@ -19,4 +20,5 @@ def remeasure(campaign_id: str) -> str:
     """Return `none`, `kept` (the baseline is kept) or `confirmed`."""
     with open_kit(campaign_id) as kit:
         result = step.remeasure(kit, campaign_id)
+        tell(campaign_id)
         return "none" if result is None else ("kept" if result.kept_baseline else "confirmed")

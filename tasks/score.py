@@ -7,6 +7,7 @@ from attuner.steps.common import past
 from attuner.wiring import open_kit
 from tasks import _artifacts
 from tasks._shell import step_task
+from tasks.tell import tell
 
 
 @step_task(name="score {launch_id}")
@@ -21,6 +22,7 @@ def score(campaign_id: str, launch_id: str, again: bool = False) -> str:
     with open_kit(campaign_id) as kit:
         result = step.score(kit, campaign_id, launch_id)
         _artifacts.search(campaign_id, past(kit, campaign_id))
+        tell(campaign_id)
         if result is None:
             return "failed"
         if not result.valid:

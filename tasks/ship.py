@@ -7,6 +7,7 @@ from attuner.steps.common import past
 from attuner.wiring import open_kit
 from tasks import _artifacts
 from tasks._shell import step_task
+from tasks.tell import tell
 
 
 @step_task(name="ship {campaign_id}")
@@ -15,4 +16,5 @@ def ship(campaign_id: str) -> str:
     with open_kit(campaign_id) as kit:
         shipment = step.ship(kit, campaign_id)
         _artifacts.report(campaign_id, past(kit, campaign_id))
+        tell(campaign_id)
         return shipment.folder

@@ -9,6 +9,7 @@ from attuner.core.recipe import EffectiveConfig
 from attuner.policy import budget
 from attuner.ports import Kit, Stack
 from attuner.steps.common import past, put, put_recipe
+from attuner.steps.environment import framework_version, put_environment
 
 DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Megatron's words for a precision, and the workload's."""
@@ -25,7 +26,7 @@ def resolve_baseline(stack: Stack, campaign: Campaign) -> EffectiveConfig:
     except Refused as error:
         raise UserError(f"{campaign.source_file}: baseline: {error}") from None
     work = campaign.workload
-    found = effective.versions.get(campaign.stack.name, effective.versions.get("megatron_core", campaign.stack.version))
+    found = framework_version(campaign, effective)
     if found != campaign.stack.version:
         raise UserError(
             f"{campaign.source_file}: stack.version: {campaign.stack.version}, but {found} is installed; make the two agree"
@@ -63,6 +64,7 @@ def birth(kit: Kit, campaign: Campaign) -> str:
     kit.ledger.claim(campaign.id)
     if not past(kit, campaign.id).all("campaign", Campaign):
         put(kit, campaign.id, "campaign", campaign.id, born)
+    put_environment(kit, campaign.id, effective)
     put_recipe(kit, campaign.id, born.baseline, effective)
     return campaign.id
 
@@ -71,7 +73,9 @@ def complete(kit: Kit, campaign_id: str) -> None:
     """Finish a birth that was cut off between the campaign's record and its baseline's."""
     if not is_born(kit, campaign_id):
         campaign = past(kit, campaign_id).campaign()
-        put_recipe(kit, campaign_id, campaign.baseline, resolve_baseline(kit.stack, campaign))
+        effective = resolve_baseline(kit.stack, campaign)
+        put_environment(kit, campaign_id, effective)
+        put_recipe(kit, campaign_id, campaign.baseline, effective)
 
 
 def is_born(kit: Kit, campaign_id: str) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from attuner.core.events import History, attempt_key
 from attuner.core.run import Attempt, EarlyEnd, Launch
 from attuner.policy import early as policy
+from attuner.policy.conduct import SHIPPED
 from attuner.ports import Kit
 from attuner.steps.common import put
 
@@ -23,6 +24,8 @@ def watch(kit: Kit, campaign_id: str, history: History, launch: Launch) -> Watch
         return None
     yard = policy.yardstick(history)
     hypothesis = history.hypothesis(launch.hypothesis)
+    if hypothesis is not None and hypothesis.group == SHIPPED:
+        return None  # by how much a shipped recipe became slower is worth its whole measurement
     abort = hypothesis.abort if hypothesis else None
     seen = 0
 

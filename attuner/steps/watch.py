@@ -1,0 +1,242 @@
+"""watch: what a night has to do about one watched recipe: nothing, wait, go on, begin, or re-tune what was shipped.
+
+It reads the ledger, and the environment as it is now, without holding a device. Nothing is recorded unless something is to be
+done.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from attuner.config import REPLAY, load_register
+from attuner.core.base import Record
+from attuner.core.campaign import Campaign
+from attuner.core.environment import Environment, Retunes
+from attuner.core.errors import Refused, UserError
+from attuner.core.events import History
+from attuner.core.judgement import Shipment
+from attuner.core.news import ENDS, Alert
+from attuner.core.recipe import Change, EffectiveConfig, Recipe
+from attuner.policy import drift, people
+from attuner.policy.news import of_alert
+from attuner.ports import Kit, Ledger
+from attuner.source import head_commit
+from attuner.steps.common import past, put
+from attuner.steps.environment import read_environment
+from attuner.steps.tell import Channel, hand_over
+from attuner.watchfile import Watched
+
+WATCH = "watch"
+"""Under this id stand alerts of campaigns that could not be born; it was never born itself, so no list of campaigns shows it."""
+Act = Literal["nothing", "wait", "resume", "first", "retune", "broken"]
+
+
+class Plan(Record):
+    """What is to be done about one watched recipe, and why."""
+
+    name: str
+    act: Act
+    why: str
+    campaign_id: str = Field(default="", description="that was compared with, or is to go on")
+    environment: Environment
+    version: str = Field(default="", description="of the framework, as it is installed")
+    commit: str = Field(default="", description="that the checkout is at, where the campaign file states one")
+    retunes: Retunes | None = None
+
+    @property
+    def changes(self) -> list[Change]:
+        """Return what changed since the recipe was shipped."""
+        return self.retunes.changes if self.retunes else []
+
+
+def plan(kit: Kit, entry: Watched, campaign: Campaign, *, folder: Path) -> Plan:
+    """Return what is to be done about a watched recipe.
+
+    Args:
+        kit: of the campaign as its file says it; no lease is taken.
+        entry: of watch.yaml.
+        campaign: as its file says it.
+        folder: an empty one, where its data are put to know their digest.
+
+    Raises:
+        UserError: a replayed table can't be watched.
+    """
+    if campaign.stack.name == REPLAY:
+        raise UserError(
+            f"{campaign.source_file}: stack.name: {REPLAY} plays a table: there is nothing that could change; take it out"
+        )
+    campaign = _at_head(campaign)
+    effective, broken = _resolved(kit, campaign, campaign.baseline)
+    if not broken:
+        campaign, broken = _frozen(kit, campaign, folder)
+    now = read_environment(kit, campaign, effective)
+    seen = {"name": entry.name, "environment": now, "version": now.declared["framework"], "commit": campaign.stack.commit}
+    mine = list(_mine(kit.ledger, campaign))
+    held = _unfinished(mine, now, entry) if mine else None
+    if held is not None:
+        return Plan.model_validate({**seen, **held})
+    if why := _tried_in_vain(kit.ledger, entry, now):
+        return Plan.model_validate({**seen, "act": "wait", "why": why})
+    last = next((h for h in mine if _finished(h)), None)
+    if last is None:
+        why = "never run before" if not mine else "no finished campaign has this baseline and this workload"
+        return Plan.model_validate({**seen, "act": "broken" if broken else "first", "why": broken or why})
+    changes = drift.diff(drift.lived(last), now, ignore=entry.ignore)
+    name = last.campaign().id
+    if broken:
+        return Plan.model_validate({**seen, "act": "broken", "why": broken, "campaign_id": name})
+    if not changes:
+        return Plan.model_validate({**seen, "act": "nothing", "why": f"nothing changed since {name}", "campaign_id": name})
+    retunes = _retunes(kit, entry, campaign, last, now, effective)
+    why = f"changed since {name}: {drift.said(changes)}"
+    return Plan.model_validate({**seen, "act": "retune", "why": why, "campaign_id": name, "retunes": retunes})
+
+
+def _at_head(campaign: Campaign) -> Campaign:
+    """Return the campaign with the commit that its checkout is at now, where its file states one: an upgrade moves it."""
+    stack, head = campaign.stack, head_commit(campaign.stack.source)
+    if not stack.commit or not head or head.startswith(stack.commit):
+        return campaign
+    return campaign.model_copy(update={"stack": stack.model_copy(update={"commit": head})})
+
+
+def _resolved(kit: Kit, campaign: Campaign, recipe: Recipe) -> tuple[EffectiveConfig | None, str]:
+    try:
+        return kit.stack.resolve(recipe, campaign), ""
+    except (Refused, UserError) as error:
+        return None, f"the baseline can't be resolved: {error}"
+
+
+def _frozen(kit: Kit, campaign: Campaign, folder: Path) -> tuple[Campaign, str]:
+    """Return the campaign with the digest of its data as they are now."""
+    stated = campaign.workload.dataset.partition("@sha256:")[0]
+    work = campaign.workload.model_copy(update={"dataset": stated})
+    try:
+        dataset = kit.stack.freeze(campaign.model_copy(update={"workload": work}), folder)
+    except (Refused, UserError) as error:
+        return campaign, f"its data can't be read: {error}"
+    return campaign.model_copy(update={"workload": work.model_copy(update={"dataset": dataset})}), ""
+
+
+def _mine(ledger: Ledger, campaign: Campaign) -> Iterator[History]:
+    """Yield the campaigns of this name with the same baseline and the same work, newest first."""
+    ours = re.compile(re.escape(campaign.name) + r"-[0-9a-f]{4,}")
+    for name in reversed(ledger.campaigns()):
+        if not ours.fullmatch(name):
+            continue
+        try:
+            history = History(ledger.history(name))
+            same = history.campaign().baseline.digest() == campaign.baseline.digest()
+            if same and _work(history.campaign()) == _work(campaign):
+                yield history
+        except (ValueError, KeyError, IndexError):
+            continue  # written by another version of attuner
+
+
+def _work(campaign: Campaign) -> dict[str, object]:
+    """Return what must be equal for two speeds to be comparable; model, data and hardware are part of the environment."""
+    data = campaign.workload.data()
+    return {k: v for k, v in data.items() if k not in ("model", "dataset", "hardware")}
+
+
+def _finished(history: History) -> bool:
+    shipment = history.shipment()
+    return shipment is not None and not shipment.on_paper and people.cancelled(history) is None
+
+
+def _unfinished(mine: list[History], now: Environment, entry: Watched) -> dict[str, str] | None:
+    """Return what to do about the newest campaign if it did not finish on this very environment; None: go on comparing."""
+    newest = mine[0]
+    name, said = newest.campaign().id, people.cancelled(newest)
+    if _finished(newest) or drift.diff(drift.lived(newest), now, ignore=entry.ignore):
+        return None
+    if said is not None:
+        return {"act": "wait", "why": f"{name} was cancelled by {said.by}, and nothing changed since", "campaign_id": name}
+    ended = [a for a in newest.all("alert", Alert) if a.kind in ENDS]
+    if ended:
+        why = f"{name} ended without a shipment, and nothing changed since: {ended[-1].text}"
+        return {"act": "wait", "why": why, "campaign_id": name}
+    return {"act": "resume", "why": f"{name} was cut off", "campaign_id": name}
+
+
+def _tried_in_vain(ledger: Ledger, entry: Watched, now: Environment) -> str:
+    """Return why a campaign could not be born on this very environment, if that was found out before."""
+    for alert in reversed(History(ledger.history(WATCH)).all("alert", Alert)):
+        known = alert.environment
+        if alert.key.startswith(f"{entry.name}:") and known is not None and not drift.diff(known, now, ignore=entry.ignore):
+            return f"it could not begin, and nothing changed since: {alert.text}"
+    return ""
+
+
+def _retunes(
+    kit: Kit, entry: Watched, campaign: Campaign, last: History, now: Environment, effective: EffectiveConfig | None
+) -> Retunes | None:
+    shipment, calibration, again = last.shipment(), last.calibration(), last.remeasurement()
+    if shipment is None or calibration is None:
+        return None
+    baseline = again.baseline_mean if again and again.baseline_mean else calibration.mean
+    recipe = _shipped(last, shipment)
+    register = load_register(kit.rules_dir, campaign.stack.name)
+    old = last.campaign().baseline.digest()
+    defects = drift.defect_changes(register, "baseline", last.effective(old), effective)
+    if not shipment.kept_baseline:
+        shipped, _ = _resolved(kit, campaign, recipe)
+        defects += drift.defect_changes(register, "shipped", last.effective(shipment.recipe), shipped)
+    before = drift.lived(last)
+    return Retunes(
+        of=last.campaign().id,
+        recipe=recipe,
+        tokens_per_s_per_gpu=again.leader_mean if again and not shipment.kept_baseline else baseline,
+        baseline_tokens_per_s_per_gpu=baseline,
+        band=again.band if again else calibration.band,
+        slowdown=entry.alerts.slowdown,
+        before=before,
+        changes=drift.diff(before, now, ignore=entry.ignore),
+        defects=defects,
+    )
+
+
+def _shipped(last: History, shipment: Shipment) -> Recipe:
+    return last.campaign().baseline if shipment.kept_baseline else last.recipe(shipment.recipe)
+
+
+# ------------------------------------------------------------------------------------------- what went wrong
+
+
+def alarm(kit: Kit, campaign_id: str, error: str) -> Alert:
+    """Record that a campaign ended with an error; it is not taken up again by itself until its environment changes."""
+    alert = drift.failed_campaign(past(kit, campaign_id), error)
+    if past(kit, campaign_id).find("alert", alert.key, Alert) is None:
+        put(kit, campaign_id, "alert", alert.key, alert)
+    return alert
+
+
+def alarm_unborn(ledger: Ledger, found: Plan, error: str, channels: dict[str, Channel]) -> Alert:
+    """Record and tell that a campaign could not begin on this environment. Takes and returns the watch's own lease.
+
+    Raises:
+        Refused: another nightly run is at it.
+    """
+    since = f" (shipped by {found.campaign_id}; changed: {drift.said(found.changes)})" if found.campaign_id else ""
+    key = f"{found.name}:{found.environment.digest()[:12]}:baseline_fails"
+    evidence = [found.campaign_id] if found.campaign_id else []
+    alert = Alert(
+        kind="baseline_fails",
+        key=key,
+        text=f"{found.name} can't begin on the environment as it is: {error}{since}",
+        evidence=evidence,
+        environment=found.environment,
+    )
+    ledger.claim(WATCH)
+    try:
+        if History(ledger.history(WATCH)).find("alert", key, Alert) is None:
+            ledger.append(WATCH, "alert", key, alert)
+        hand_over(ledger, WATCH, [of_alert(WATCH, alert)], channels)
+    finally:
+        ledger.release(WATCH)
+    return alert

@@ -1,0 +1,98 @@
+"""Reads configs/watch.yaml: which recipes are re-verified and re-tuned when what they run on changes.
+
+Every problem is one line that names the file, the entry and the key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from attuner.core.base import Record, Value
+from attuner.core.campaign import ProposerSpec
+from attuner.core.errors import UserError
+from attuner.yamlfile import parse, read_yaml
+
+
+class AlertLimits(Record):
+    """From when on something is an alert."""
+
+    slowdown: float | None = Field(
+        default=None, gt=0, lt=1, description="fraction of the old speed; default: the bands of both campaigns, together"
+    )
+
+
+class Watched(Record):
+    """One recipe that is watched: the campaign file that found it, and what a re-tuning of it may cost."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$", description="what it is called in alerts; `only` takes it")
+    campaign: str = Field(
+        min_length=1, description="campaign file, beside this file, in its folder's folder, or an absolute path"
+    )
+    gpu_hours: float = Field(gt=0, allow_inf_nan=False, description="budget of one re-tuning, device-hours")
+    enabled: bool = True
+    proposer: dict[str, Value] = Field(
+        default_factory=dict,
+        description="what a re-tuning searches with, instead of what the campaign file says: {name: catalog}",
+    )
+    alerts: AlertLimits = AlertLimits()
+    ignore: list[str] = Field(
+        default_factory=lambda: ["attuner"], description="fields of the environment whose change is no reason to re-tune"
+    )
+
+    @model_validator(mode="after")
+    def _known(self) -> Watched:
+        foreign = sorted(self.proposer.keys() - ProposerSpec.model_fields.keys())
+        if foreign:
+            raise ValueError(f"proposer.{foreign[0]}: unknown key; known: {', '.join(ProposerSpec.model_fields)}")
+        return self
+
+    def changes(self, *, budget: bool) -> dict[str, Value]:
+        """Return what holds instead of what the campaign file says, by key."""
+        found: dict[str, Value] = {f"proposer.{k}": v for k, v in self.proposer.items()}
+        return {**found, "budget.gpu_hours": self.gpu_hours} if budget else found
+
+
+class WatchList(Record):
+    """The whole file."""
+
+    recipes: list[dict[str, Any]] = Field(default_factory=list)
+
+
+def load_watch(path: Path) -> list[Watched]:
+    """Return the watched recipes in order, their campaign files as paths that exist.
+
+    Raises:
+        UserError: the file is malformed, a name stands twice, or a campaign file is not there.
+    """
+    found: dict[str, Watched] = {}
+    for number, given in enumerate(parse(WatchList, read_yaml(path), path).recipes, start=1):
+        entry = parse(Watched, given, f"{path}: {given.get('name', f'recipe {number}')}")
+        if entry.name in found:
+            raise UserError(f"{path}: recipes: {entry.name} stands twice; give one another name")
+        found[entry.name] = entry.model_copy(update={"campaign": str(_file(entry, path))})
+    return list(found.values())
+
+
+def _file(entry: Watched, near: Path) -> Path:
+    tried = [near.parent / entry.campaign, near.parent.parent / entry.campaign, Path(entry.campaign)]
+    there = next((p.resolve() for p in tried if p.is_file()), None)
+    if there is None:
+        raise UserError(f"{near}: {entry.name}: campaign: {entry.campaign}: no such file")
+    return there
+
+
+def pick(entries: list[Watched], only: str, path: Path) -> list[Watched]:
+    """Return the entries to look at: those that are enabled, or the one that is named.
+
+    Raises:
+        UserError: nothing has this name.
+    """
+    if not only:
+        return [x for x in entries if x.enabled]
+    found = [x for x in entries if x.name == only]
+    if not found:
+        raise UserError(f"{path}: recipes: nothing is called {only}; known: {', '.join(x.name for x in entries) or 'none'}")
+    return found

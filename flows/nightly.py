@@ -1,0 +1,88 @@
+"""Nightly re-tuning: each watched recipe whose environment changed is re-verified on the new one and re-tuned from there.
+
+Where nothing changed it says so: nothing is launched, spent or recorded. Trigger it from the Prefect UI, on a schedule, or by
+`prefect deployment run nightly/nightly`; docs/nightly.md says how it is set up and how to read its alerts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.artifacts import create_table_artifact
+from prefect.logging import get_run_logger
+
+from attuner.core.environment import short
+from attuner.core.errors import AttunerError, Refused, Transient
+from attuner.core.private import mask
+from attuner.steps.watch import Plan
+from flows.campaign import campaign
+from tasks.watch import alarm, alarm_unborn, born, look, watched
+
+SAID = {
+    "nothing": "nothing to do",
+    "wait": "waits",
+    "resume": "goes on",
+    "first": "begins",
+    "retune": "re-tunes",
+    "broken": "can't begin",
+}
+
+
+@flow(name="nightly", persist_result=True)
+def nightly(watch: str = "configs/watch.yaml", only: str = "", dry_run: bool = False) -> list[str]:
+    """Look at every watched recipe in order, and do what is due; return one line for each.
+
+    Args:
+        watch: the list of watched recipes.
+        only: one recipe by its name, even if it is not enabled; default: all that are enabled.
+        dry_run: say what would be done, and do nothing.
+    """
+    log, rows = get_run_logger(), []
+    for name in watched(watch, only):
+        row = one(watch, name, dry_run=dry_run)
+        rows.append(row)
+        log.info("%s: %s: %s", name, row["outcome"], row["why"])
+    if not rows:
+        log.info("%s: nothing is watched", watch)
+    create_table_artifact(key="nightly", table=rows, description="what was due about each watched recipe, and why")
+    return [f"{row['recipe']}: {row['outcome']}: {row['why']}" for row in rows]
+
+
+def one(watch: str, name: str, *, dry_run: bool) -> dict[str, Any]:
+    """Do what is due about one recipe; whatever goes wrong with it stays with it."""
+    try:
+        plan = Plan.model_validate(look(watch, name))
+    except AttunerError as error:
+        return {"recipe": name, "outcome": "could not be looked at", "why": str(error), "changes": "", "campaign": ""}
+    row = {
+        "recipe": name,
+        "outcome": SAID[plan.act],
+        "why": plan.why,
+        "changes": "; ".join(f"{c.key}: {short(c.before)} → {short(c.after)}" for c in plan.changes),
+        "campaign": plan.campaign_id,
+    }
+    if dry_run or plan.act in ("nothing", "wait"):
+        return row
+    return {**row, **done(watch, name, plan)}
+
+
+def done(watch: str, name: str, plan: Plan) -> dict[str, str]:
+    """Run the campaign that is due, and say how it ended."""
+    if plan.act == "broken":
+        return {"why": alarm_unborn(plan, plan.why)}
+    try:
+        campaign_id = plan.campaign_id if plan.act == "resume" else born(watch, name, plan.data())
+    except Transient as error:
+        return {"outcome": "contact lost", "why": str(error)}
+    except AttunerError as error:
+        return {"outcome": SAID["broken"], "why": alarm_unborn(plan, str(error))}
+    state = campaign(campaign_id=campaign_id, return_state=True)
+    if state.is_completed():
+        return {"outcome": f"{SAID[plan.act]}: {campaign_id} ended", "campaign": campaign_id}
+    failed = state.result(raise_on_failure=False)
+    said = mask(str(failed) or str(state.message))
+    if type(failed) in (Transient, Refused):
+        # contact lost, or somebody else runs it: the next night goes on with it
+        return {"outcome": f"{campaign_id} goes on later", "why": said, "campaign": campaign_id}
+    return {"outcome": f"{campaign_id} failed", "why": alarm(campaign_id, said), "campaign": campaign_id}
