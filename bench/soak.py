@@ -29,6 +29,8 @@ from soak_record import Record
 from soak_replay import play
 
 CONFIGS = ROOT / "configs"
+FIGURES = "<!-- figures -->"
+"""In a page: what follows is the judge's."""
 
 
 def bases() -> dict[str, dict[str, Any]]:
@@ -54,8 +56,8 @@ def _soak(arguments: argparse.Namespace, cases: list[Case], run: Callable[..., N
     (folder / "home").mkdir(parents=True, exist_ok=True)
     processes.adopt()
     house, record = House(folder, limit=arguments.at_once + 2), Record(folder / "soak.jsonl")
-    house.open(worker=worker)
     try:
+        house.open(worker=worker)
         run(house, cases, record, at_once=arguments.at_once, until=time.monotonic() + 60 * arguments.minutes)
     finally:
         house.close()
@@ -78,6 +80,9 @@ def judge(arguments: argparse.Namespace) -> int:
     """Print what the soak did and which laws it broke."""
     text, broken = page([Path(x).resolve() for x in arguments.folder])
     print(text)
+    if arguments.into:
+        head, mark, _ = Path(arguments.into).read_text().partition(FIGURES)
+        Path(arguments.into).write_text(f"{head}{mark}\n\n{text}")
     return 1 if broken else 0
 
 
@@ -89,6 +94,7 @@ def main() -> int:
     parser.add_argument("--campaigns", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at-once", type=int, default=3, help="campaigns under way together")
+    parser.add_argument("--into", default="", help="judge: put the table into this page")
     parser.add_argument("--minutes", type=float, default=600, help="begin no campaign after these")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended all the same

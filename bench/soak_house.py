@@ -119,7 +119,7 @@ class House:
     """Server and worker of one soak folder."""
 
     def __init__(self, folder: Path, *, limit: int) -> None:
-        self.folder = folder
+        self.folder, self._reaped_at = folder, 0.0
         port = _port(folder / "port")
         self.api = Api(f"http://127.0.0.1:{port}/api")
         self.env = environment(folder, PREFECT_API_URL=self.api.url)
@@ -134,7 +134,7 @@ class House:
         for pid in processes.of_home(self.folder / "home"):
             processes.send(pid)  # left by a soak that was killed itself
         self.server.start()
-        until(self.api.up, 120)
+        until(self.api.up, 600)
         if not worker:
             return
         self._prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
@@ -151,6 +151,9 @@ class House:
         """Keep both alive, and reap what nobody waits for; `known` are waited for by their Popen."""
         for keeper in (self.server, self.worker):
             keeper.tick()
+        if time.monotonic() - self._reaped_at < 2.0:
+            return  # it reads all of /proc
+        self._reaped_at = time.monotonic()
         processes.reap({*known, *(k.process.pid for k in (self.server, self.worker) if k.process is not None)})
 
     def starts(self) -> int:

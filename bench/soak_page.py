@@ -20,11 +20,11 @@ def page(folders: list[Path]) -> tuple[str, int]:
     parts = [part for part in ("replay", "real") if any(x.part == part for x in found)]
     text = [_summary([x for x in found if x.part == part], part) for part in parts]
     text += [_faults(found), _states(found), _reasons(found)]
-    text.append("## Laws broken\n")
+    text.append("### Laws broken\n")
     text += [f"- {x}" for x in wrong]
     text += [f"- {x.part} {x.i} ({x.campaign_id or 'not born'}): {line}" for x in found for line in x.wrong]
     if not broken:
-        text.append("None: every ledger row verifies, every attempt has one charge, nothing was left running.")
+        text.append("None.")
     return "\n".join(text) + "\n", broken
 
 
@@ -45,13 +45,13 @@ def _summary(found: list[Judged], part: str) -> str:
             f"{max((x.spent / x.total for x in found if x.total), default=0):.1%}",
         ),
     ]
-    return f"## {part}\n\n" + _table(("", part), rows)
+    return f"### {part}\n\n" + _table(("", part), rows)
 
 
 def _faults(found: list[Judged]) -> str:
     counts = Counter((x.part, f["kind"]) for x in found for f in x.known.faults)
     rows = [(part, kind, n) for (part, kind), n in sorted(counts.items(), key=lambda x: (x[0][0], -x[1]))]
-    return "## Faults by kind\n\n" + _table(("part", "fault", "injected"), rows)
+    return "### Faults by kind\n\n" + _table(("part", "fault", "injected"), rows)
 
 
 def _states(found: list[Judged]) -> str:
@@ -59,12 +59,12 @@ def _states(found: list[Judged]) -> str:
         (x.part, f["state"].split()[0] if f["state"] != "before birth" else f["state"]) for x in found for f in x.known.faults
     )
     rows = [(part, kind, n) for (part, kind), n in sorted(counts.items(), key=lambda x: (x[0][0], -x[1]))]
-    return "## What the campaign had just put on record when a fault hit\n\n" + _table(("part", "newest record", "faults"), rows)
+    return "### What the campaign had just put on record when a fault hit\n\n" + _table(("part", "newest record", "faults"), rows)
 
 
 def _reasons(found: list[Judged]) -> str:
     counts = Counter(re.sub(r"[0-9][0-9.,%]*", "N", x.reason)[:110] for x in found)
-    return "## Reasons\n\n" + _table(("reason", "campaigns"), sorted(counts.items(), key=lambda x: -x[1]))
+    return "### Reasons\n\n" + _table(("reason", "campaigns"), sorted(counts.items(), key=lambda x: -x[1]))
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[object, ...]]) -> str:

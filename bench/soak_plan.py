@@ -104,10 +104,10 @@ def real_case(i: int, *, seed: int, configs: Path, base: dict[str, dict[str, Any
     body["workload"] = {**body["workload"], "steps": 6, "warmup_steps": 2}
     body["launcher"]["cluster"] = str(configs / body["launcher"]["cluster"])
     body["proposer"] = {"name": "scripted", "script": moves[:count]}
-    budget = chance.choice([0.6, 0.4, 0.3])
+    budget = chance.choice([2.0, 2.0, 1.0, 0.4])
     body["budget"] = {"gpu_hours": budget}
     # faults' own restarts disturb the machine: a wide `busy` and a low bar, so that leaders are re-measured and shipped
-    body["noise"] = {"calibration_runs": 5, "floor": 0.03, "sigmas": 1, "busy_sigma": 0.9, "max_step_spread": 30.0}
+    body["noise"] = {"calibration_runs": 5, "floor": 0.03, "sigmas": 0.5, "busy_sigma": 0.9, "max_step_spread": 30.0}
     body["launch"] = {"expected_s": 15, "max_s": 180, "hang_s": 45, "profile_steps": 1}
     body["prepare"] = {**body["prepare"], "steps": 6}
     shape = f"{count} move{'s' if count > 1 else ''}, budget {budget}"

@@ -263,7 +263,7 @@ def play(house: House, cases: list[Case], record: Record, *, at_once: int, until
             jobs.append(Job(case, house, marks, record, known.get(case.i)))
         house.tick()
         marks.read()
-        if time.monotonic() - scanned > 0.25:
+        if time.monotonic() - scanned > 0.6:
             runs, scanned = processes.flow_processes(marks.home), time.monotonic()
         for job in jobs:
             job.step(runs)
@@ -273,4 +273,4 @@ def play(house: House, cases: list[Case], record: Record, *, at_once: int, until
                 flush=True,
             )
         jobs = [j for j in jobs if not j.done]
-        time.sleep(0.02)
+        time.sleep(0.03)
