@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,3 +183,16 @@ def test_what_no_lever_sets_is_left_as_the_recipe_spells_it() -> None:
     space = Space({"micro_batch_size": [1, 2]}, [lever], base, written, 1, frozenset(lever["changes"]))
     # a value of a lever that the framework resolved otherwise is written out, so that the recipe says what runs
     assert space.arguments({"micro_batch_size": 2}) == {"micro_batch_size": 2, "recompute_method": "uniform"}
+
+
+@pytest.mark.parametrize("name", sorted(MADE))
+@pytest.mark.parametrize("space", [{}, None], ids=["the catalog's space", "the campaign's own"])
+def test_a_lever_that_is_banned_half_way_leaves_the_rest_of_the_search(
+    past: History, name: str, space: dict[str, Any] | None
+) -> None:
+    changes = {"space": {}} if space == {} else {}
+    asked = brief(past, **changes)
+    for gone in asked.levers:
+        left = replace(asked, levers=[x for x in asked.levers if x["id"] != gone["id"]])
+        move = MADE[name]().ask(left)
+        assert isinstance(move, Hypothesis | Stop)
