@@ -6,7 +6,6 @@ Every problem is one line that names the file, the entry and the key.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -58,7 +57,7 @@ class Watched(Record):
 class WatchList(Record):
     """The whole file."""
 
-    recipes: list[dict[str, Any]] = Field(default_factory=list)
+    recipes: list[Watched] = Field(default_factory=list, description="looked at in this order")
 
 
 def load_watch(path: Path) -> list[Watched]:
@@ -67,9 +66,12 @@ def load_watch(path: Path) -> list[Watched]:
     Raises:
         UserError: the file is malformed, a name stands twice, or a campaign file is not there.
     """
-    found: dict[str, Watched] = {}
-    for number, given in enumerate(parse(WatchList, read_yaml(path), path).recipes, start=1):
-        entry = parse(Watched, given, f"{path}: {given.get('name', f'recipe {number}')}")
+    data, found = read_yaml(path), {}
+    recipes = data.get("recipes") if isinstance(data, dict) else None
+    if isinstance(recipes, list):  # each by itself, so that an error names the entry
+        for number, given in enumerate(recipes, start=1):
+            parse(Watched, given, f"{path}: {given.get('name', number) if isinstance(given, dict) else number}")
+    for entry in parse(WatchList, data, path).recipes:
         if entry.name in found:
             raise UserError(f"{path}: recipes: {entry.name} stands twice; give one another name")
         found[entry.name] = entry.model_copy(update={"campaign": str(_file(entry, path))})
