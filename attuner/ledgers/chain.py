@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from attuner.core.base import Record, canonical_json
 from attuner.core.errors import Broken, Refused, UserError
+from attuner.ledgers.text import canonical, parsed, parsed_without
 from attuner.ports import Event
 
 FIRST_PREV = "0" * 64
@@ -88,9 +89,32 @@ class Row(NamedTuple):
     prev: str
     hash: str
 
-    def event(self) -> Event:
-        """Return the row as the event that steps read; not validated again, SQL typed it (a third of the time)."""
-        return Event.model_construct(**{**self._asdict(), "record": json.loads(self.record)})
+    def event(self, left_out: Collection[str] = ()) -> Event:
+        """Return the row as the event that steps read; not validated again, SQL typed it (a third of the time).
+
+        left_out: fields of its record that nobody will ask for; never for a step.
+        """
+        record = parsed_without(self.record, left_out) if left_out else parsed(self.record)
+        return Event.model_construct(_FIELDS, **{**self._asdict(), "record": record})
+
+
+_FIELDS = set(Row._fields)
+
+
+class Part(NamedTuple):
+    """What a reading verb can do without: whole kinds, and fields of the records of a kind. Never what a step acts upon."""
+
+    kinds: frozenset[str] = frozenset()
+    fields: Mapping[str, frozenset[str]] = {}
+
+    def of(self, kind: str) -> Collection[str]:
+        """Return the fields that are left out of a record of this kind."""
+        return self.fields.get(kind, ())
+
+
+NOTHING = Part()
+NEVER_LEFT_OUT = frozenset({"campaign", "invalidated"})
+"""Kinds that decide what holds of all the others."""
 
 
 def row_hash(prev: str, *, campaign_id: str, n: int, kind: str, key: str, at: float, fence: int, record: Any) -> str:
@@ -147,6 +171,19 @@ def not_behind(campaign_id: str, tail: Tail, marks: Marks, *, where: str) -> Non
         raise Broken(f"{where}: ends at seq {tail.seq} but seq {marks.seq} was acknowledged; {mend}")
 
 
+def goes_on(known: Sequence[Event], rows: Sequence[Row], tail: Tail) -> bool:
+    """Tell whether these rows, read after what is known of a campaign, lead from it to the end of its chain as it is now.
+
+    They don't if the file was replaced meanwhile: the hash of the last row that is known stands for all before it.
+    """
+    if not known:
+        return False
+    last = known[-1]
+    if not rows:
+        return (tail.n, tail.hash) == (last.n, last.hash)
+    return rows[0].prev == last.hash and rows[0].n == last.n + 1 and (tail.n, tail.hash) == (rows[-1].n, rows[-1].hash)
+
+
 def moved(marks: Marks, row: Row) -> Marks:
     """Return the marks once `row` is acknowledged."""
     return Marks(row.seq, {**marks.campaigns, row.campaign_id: Mark(row.n, row.hash)})
@@ -164,13 +201,32 @@ def resolve(text: str, campaigns: Sequence[str]) -> str:
     raise UserError(f"campaign {text!r}: none begins so; known: {_some(list(campaigns)) or 'none yet'}")
 
 
-def check_rows(rows: Iterable[Row], marks: Marks | None, *, campaign_id: str | None = None) -> list[Problem]:
+class Checked(NamedTuple):
+    """A row whose text was compared with its hash, and then let go: a year's records don't fit into memory together."""
+
+    seq: int
+    campaign_id: str
+    n: int
+    kind: str
+    key: str
+    fence: int
+    prev: str
+    hash: str
+    intact: bool
+
+
+def checked(row: Row) -> Checked:
+    """Return the row without its record; `intact` if the record is canonical and the row has the hash that it should."""
+    return Checked(row.seq, row.campaign_id, row.n, row.kind, row.key, row.fence, row.prev, row.hash, _intact(row))
+
+
+def check_rows(rows: Iterable[Checked], marks: Marks | None, *, campaign_id: str | None = None) -> list[Problem]:
     """Return what hashes and anchor say is wrong with these rows, of one campaign or of all; empty is healthy.
 
     Raises:
         UserError: no such campaign.
     """
-    chains: dict[str, list[Row]] = {}
+    chains: dict[str, list[Checked]] = {}
     for row in rows:
         chains.setdefault(row.campaign_id, []).append(row)
     named = marks.campaigns if marks else {}
@@ -192,7 +248,7 @@ def check_rows(rows: Iterable[Row], marks: Marks | None, *, campaign_id: str | N
     return problems
 
 
-def _check_chain(campaign_id: str, chain: list[Row]) -> list[Problem]:
+def _check_chain(campaign_id: str, chain: list[Checked]) -> list[Problem]:
     problems: list[Problem] = []
     last_n, last_hash, fence = 0, FIRST_PREV, 0
 
@@ -207,7 +263,7 @@ def _check_chain(campaign_id: str, chain: list[Row]) -> list[Problem]:
             say(row.n, "reordered: this row number is there twice")
         elif row.prev != last_hash:
             say(row.n, "reordered or replaced: it does not follow the row before it")
-        if not _intact(row):
+        if not row.intact:
             say(row.n, f"edited: {row.kind} {row.key} does not match its hash")
         if row.fence and row.fence < fence:
             say(row.n, f"written past the fence: lease {row.fence} after lease {fence}")
@@ -218,7 +274,7 @@ def _check_chain(campaign_id: str, chain: list[Row]) -> list[Problem]:
     return problems
 
 
-def _check_mark(campaign_id: str, chain: list[Row], mark: Mark) -> list[Problem]:
+def _check_mark(campaign_id: str, chain: list[Checked], mark: Mark) -> list[Problem]:
     last = chain[-1].n if chain else 0
     if last < mark.n:
         what = f"lost tail: rows {last + 1} to {mark.n} were acknowledged and are gone"
@@ -231,13 +287,18 @@ def _check_mark(campaign_id: str, chain: list[Row], mark: Mark) -> list[Problem]
 
 def _intact(row: Row) -> bool:
     try:
-        record = json.loads(row.record)
-        fields = {k: v for k, v in row._asdict().items() if k not in ("seq", "prev", "hash")}
-        body = row_hash(row.prev, **{**fields, "record": record})
-        # Text that is not canonical could say one thing to Python and another to SQL (a key given twice).
-        return body == row.hash and canonical_json(record) == row.record
-    except (TypeError, ValueError):
+        # A hash is made of canonical text, so the stored text stands for itself if it is canonical. Text that is not could say
+        # one thing to Python and another to SQL (a key given twice).
+        head = _ENCODER.encode({k: getattr(row, k) for k in _HEAD})
+        text = f'{row.prev}{head[:-1]},"record":{row.record}}}'
+        return hashlib.sha256(text.encode()).hexdigest() == row.hash and canonical(row.record)
+    except (TypeError, ValueError, RecursionError):
         return False
+
+
+_HEAD = ("at", "campaign_id", "fence", "key", "kind", "n")
+"""Fields that a hash covers, in the order in which canonical JSON has them; `record` follows."""
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
 def _some(things: Sequence[object], most: int = 8) -> str:

@@ -12,22 +12,22 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from attuner.core.base import Record
 from attuner.core.errors import Broken, Refused, UserError
 from attuner.ledgers import chain, schema
+from attuner.ledgers import duckdb_read as sql
 from attuner.ledgers.anchor import read_anchor, write_anchor
-from attuner.ledgers.chain import Lease, Marks, Problem, Row, Tail
+from attuner.ledgers.chain import Checked, Lease, Marks, Part, Problem
 from attuner.ledgers.duckdb_events import ask_events
 from attuner.ledgers.duckdb_export import Table, ask, copy_to
 from attuner.ledgers.duckdb_session import Connection, Session
 from attuner.ledgers.locks import FileLock, LeaseFile
 from attuner.ports import Answer, Event
-
-_ROWS = 'SELECT seq, campaign_id, n, kind, key, "at", fence, record, prev, hash FROM events'
 
 
 class _Held(NamedTuple):
@@ -48,6 +48,8 @@ class DuckdbLedger:
         self._session = Session(self.path, timeout_s=lock_timeout_s)
         self._batch: Connection | None = None
         self._leases: dict[str, _Held] = {}
+        self._read: dict[str, list[Event]] = {}
+        """What was read of the campaigns whose lease is held: they are read again many times a minute."""
 
     def __enter__(self) -> DuckdbLedger:
         """Return the ledger itself."""
@@ -97,7 +99,7 @@ class DuckdbLedger:
             try:
                 with self._open(write=True) as db:
                     marks = self._prepared(db)
-                    tail = _tail(db, campaign_id, marks)
+                    tail = sql.tail_of(db, campaign_id, marks)
                     lease = Lease(fence=tail.fence + 1, pid=os.getpid(), host=platform.node(), at=self._now())
                     file.write(lease)
                     self._write(db, campaign_id, "lease", key=str(lease.fence), record=lease, fence=lease.fence)
@@ -111,6 +113,7 @@ class DuckdbLedger:
         """Give the lease back; harmless if it is not held."""
         with self._thread:
             held = self._leases.pop(campaign_id, None)
+            self._read.pop(campaign_id, None)
             if held is not None:
                 held.file.free()
 
@@ -139,20 +142,56 @@ class DuckdbLedger:
         Raises:
             Broken: acknowledged rows are missing: a step must not act on a shortened past.
         """
+        known = self._read.get(campaign_id, [])
         with self._reading() as db:
             if db is None:
                 return []
             marks = read_anchor(self._anchor)
+            tail = sql.tail_of(db, campaign_id, marks or Marks(0, {}))
             if marks is not None:
-                chain.not_behind(campaign_id, _tail(db, campaign_id, marks), marks, where=str(self.path))
-            rows = _rows(db, campaign_id)
-        return [row.event() for row in rows]  # after the lock is gone: it takes longer than the read itself
+                chain.not_behind(campaign_id, tail, marks, where=str(self.path))
+            rows = sql.rows_of(db, campaign_id, after_seq=known[-1].seq) if known else []
+            if not chain.goes_on(known, rows, tail):  # nothing was read yet, or the file is another one
+                known, rows = [], sql.rows_of(db, campaign_id)
+        events = [*known, *(row.event() for row in rows)]  # after the lock is gone: it takes longer than the read itself
+        if campaign_id in self._leases:
+            self._read[campaign_id] = events
+        return list(events)
+
+    def histories(self, campaign_ids: Sequence[str], *, without: Part = chain.NOTHING) -> Iterator[tuple[str, list[Event]]]:
+        """Yield each campaign's id and its events, for verbs that report on many: several are read at once, in lots.
+
+        without: kinds and fields that the verb can do without. What it gets is then no past to act upon; a campaign's birth,
+        what was invalidated, its first and its last event are always there.
+
+        Raises:
+            Broken: acknowledged rows are missing.
+        """
+        marks = read_anchor(self._anchor)
+        for names in sql.lots(campaign_ids, marks):
+            with self._reading() as db:
+                if db is None:
+                    return
+                marks = read_anchor(self._anchor)
+                ends = sql.ends_of(db, names, marks or Marks(0, {}))
+                if marks is not None:
+                    sql.check_ends(ends, marks, where=str(self.path))
+                found = sql.rows_of_many(db, ends, without)
+            for name in names:
+                yield name, [row.event(without.of(row.kind)) for row in found.pop(name)]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many events each campaign that was born has, oldest first."""
+        with self._reading() as db:
+            text = """SELECT campaign_id, count(*) FROM events GROUP BY campaign_id
+                      HAVING bool_or(kind = 'campaign') ORDER BY min(seq) FILTER (kind = 'campaign')"""
+            return {str(name): int(num) for name, num in db.execute(text).fetchall()} if db is not None else {}
 
     def campaigns(self) -> list[str]:
         """Return the ids of all campaigns that were born (have a `campaign` event), oldest first."""
         with self._reading() as db:
-            sql = "SELECT campaign_id FROM events WHERE kind = 'campaign' GROUP BY campaign_id ORDER BY min(seq)"
-            return [str(r[0]) for r in db.execute(sql).fetchall()] if db is not None else []
+            text = "SELECT campaign_id FROM events WHERE kind = 'campaign' GROUP BY campaign_id ORDER BY min(seq)"
+            return [str(r[0]) for r in db.execute(text).fetchall()] if db is not None else []
 
     def find(self, text: str) -> str:
         """Return the campaign that `text` names, in full or by a unique prefix. Raises UserError naming candidates."""
@@ -162,7 +201,7 @@ class DuckdbLedger:
         """Return what one SELECT says of a copy of these events; see ports.Ledger."""
         return ask_events(events, sql)
 
-    def query(self, sql: str) -> Table:
+    def query(self, text: str) -> Table:
         """Return the answer of one SELECT over tables and views; it can't write, nor touch other files.
 
         Raises:
@@ -170,7 +209,7 @@ class DuckdbLedger:
         """
         self._must_exist()
         with self._thread, self._lock.hold(write=False):
-            return ask(self.path, sql)
+            return ask(self.path, text)
 
     def export(self, target: Path) -> Path:
         """Write a consistent copy: a database (.duckdb), or the events as .parquet, .csv or .json; return where.
@@ -190,7 +229,7 @@ class DuckdbLedger:
         """
         problems: list[Problem] = []
         marks: Marks | None = None
-        rows: list[Row] = []
+        last = 0
         with self._thread, self._lock.hold(write=False):
             try:
                 marks = read_anchor(self._anchor)
@@ -203,15 +242,29 @@ class DuckdbLedger:
             wal = self._beside("wal").exists()
             try:
                 with self._session.attached(write=False) as db:
-                    if _has_events(db):
-                        problems += _missing_triggers(db)
-                        rows = _rows(db, campaign_id)
+                    if sql.has_events(db):
+                        gone = sql.missing_triggers(db)
+                        problems += [_file_problem(f"missing trigger: {t}, rows could be edited") for t in gone]
+                        last = sql.last_seq(db)
             except Broken as error:
                 return [*problems, _file_problem(str(error))]
+        try:
+            rows = [row for lot in self._checked(last, campaign_id) for row in lot]
+        except Broken as error:
+            return [*problems, _file_problem(str(error))]
         found = chain.check_rows(rows, marks, campaign_id=campaign_id)
         if wal and any(p.what.startswith("lost tail") for p in found):
             problems.append(_file_problem(f"damaged write-ahead file: {self._beside('wal')}, its last rows are dropped"))
         return problems + found
+
+    def _checked(self, last: int, campaign_id: str | None) -> Iterator[list[Checked]]:
+        """Yield every row, compared with its hash, in lots: others may write between two of them."""
+        size = sql.LOT_ROWS if campaign_id is None else max(last, 1)
+        bounds = [None, *range(size, last, size), None]
+        for above, upto in pairwise(bounds):
+            with self._thread, self._lock.hold(write=False), self._session.attached(write=False) as db:
+                rows = sql.rows_between(db, above, upto, campaign_id) if sql.has_events(db) else []
+            yield [chain.checked(row) for row in rows]
 
     # -- within
 
@@ -262,7 +315,7 @@ class DuckdbLedger:
             yield None
             return
         with self._open(write=False) as db:
-            if _has_events(db):
+            if sql.has_events(db):
                 yield db
                 return
             self._must_be_new()
@@ -287,7 +340,7 @@ class DuckdbLedger:
             # A writer was killed. Attaching for writing would fold the write-ahead file in and delete it, so look
             # first: if it is damaged it is the evidence, and perhaps the only copy.
             with self._session.attached(write=False) as db:
-                seq = _last_seq(db) if _has_events(db) else 0
+                seq = sql.last_seq(db) if sql.has_events(db) else 0
             if seq < marks.seq:
                 raise Broken(
                     f"{self._beside('wal')}: damaged, acknowledged rows (seq {seq + 1} to {marks.seq}) can't be read; "
@@ -302,7 +355,7 @@ class DuckdbLedger:
 
     def _prepared(self, db: Connection) -> Marks:
         marks = self._marks()
-        new = not _has_events(db)
+        new = not sql.has_events(db)
         if new:
             self._must_be_new()
         db.execute("BEGIN")
@@ -317,41 +370,13 @@ class DuckdbLedger:
 
     def _write(self, db: Connection, campaign_id: str, kind: str, *, key: str, record: Record, fence: int) -> int:
         marks = self._marks()
-        tail = _tail(db, campaign_id, marks)
+        tail = sql.tail_of(db, campaign_id, marks)
         chain.not_behind(campaign_id, tail, marks, where=str(self.path))
         chain.may_write(campaign_id, kind, fence=fence, tail=tail)
         row = chain.next_row(tail, campaign_id, kind, key=key, at=self._now(), fence=fence, record=record.data())
         db.execute("INSERT INTO events VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", list(row))
         write_anchor(self._anchor, chain.moved(marks, row))
         return row.seq
-
-
-def _has_events(db: Connection) -> bool:
-    sql = "SELECT count(*) FROM duckdb_tables() WHERE database_name = 'ledger' AND table_name = 'events'"
-    return bool(db.execute(sql).fetchall()[0][0])
-
-
-def _last_seq(db: Connection) -> int:
-    return int(db.execute("SELECT coalesce(max(seq), 0) FROM events").fetchall()[0][0])
-
-
-def _tail(db: Connection, campaign_id: str, marks: Marks) -> Tail:
-    mark = marks.campaigns.get(campaign_id)
-    sql = """SELECT coalesce(max(n), 0), arg_max(hash, n), coalesce(max(fence), 0), any_value(hash) FILTER (n = ?)
-             FROM events WHERE campaign_id = ?"""
-    n, digest, fence, at_mark = db.execute(sql, [mark.n if mark else 0, campaign_id]).fetchall()[0]
-    return Tail(_last_seq(db), n, digest or chain.FIRST_PREV, fence, at_mark)
-
-
-def _rows(db: Connection, campaign_id: str | None) -> list[Row]:
-    where, values = (" WHERE campaign_id = ?", [campaign_id]) if campaign_id else ("", [])
-    return [Row(*r) for r in db.execute(f"{_ROWS}{where} ORDER BY n, seq", values).fetchall()]
-
-
-def _missing_triggers(db: Connection) -> list[Problem]:
-    sql = "SELECT trigger_name FROM duckdb_triggers() WHERE database_name = 'ledger' AND table_name = 'events'"
-    there = {r[0] for r in db.execute(sql).fetchall()}
-    return [_file_problem(f"missing trigger: {t}, rows could be edited") for t in schema.TRIGGERS if t not in there]
 
 
 def _file_problem(what: str) -> Problem:

@@ -10,7 +10,7 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from attuner.core.base import Record
 from attuner.core.errors import Refused
@@ -93,6 +93,19 @@ class MemoryLedger:
         with self.store.thread:
             return [row.event() for row in self.store.rows if row.campaign_id == campaign_id]
 
+    def histories(self, campaign_ids: Sequence[str], *, without: chain.Part = chain.NOTHING) -> Iterator[tuple[str, list[Event]]]:
+        """Yield each campaign's id and its events, but for what a reading verb can do without; see DuckdbLedger."""
+        for name in campaign_ids:
+            with self.store.thread:
+                rows = [row for row in self.store.rows if row.campaign_id == name]
+            left = without.kinds - chain.NEVER_LEFT_OUT
+            ends = {rows[0].n, rows[-1].n} if rows else set()
+            yield name, [row.event(without.of(row.kind)) for row in rows if row.kind not in left or row.n in ends]
+
+    def counts(self) -> dict[str, int]:
+        """Return how many events each campaign that was born has, oldest first."""
+        return {name: len(self.history(name)) for name in self.campaigns()}
+
     def campaigns(self) -> list[str]:
         """Return the ids of all campaigns that were born (have a `campaign` event), oldest first."""
         with self.store.thread:
@@ -111,7 +124,7 @@ class MemoryLedger:
     def verify(self, campaign_id: str | None = None) -> list[Problem]:
         """Return what is wrong with one campaign, or with all. Raises UserError for an unknown one."""
         with self.store.thread:
-            rows = [row for row in self.store.rows if campaign_id in (None, row.campaign_id)]
+            rows = [chain.checked(row) for row in self.store.rows if campaign_id in (None, row.campaign_id)]
             return chain.check_rows(rows, self.store.marks, campaign_id=campaign_id)
 
     def _tail(self, campaign_id: str) -> Tail:
