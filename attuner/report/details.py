@@ -10,6 +10,7 @@ from typing import Any
 from attuner.core.diagnosis import Diagnosis
 from attuner.core.events import History
 from attuner.core.recipe import EffectiveConfig
+from attuner.policy import people
 from attuner.report.economy import Economy, economy
 from attuner.report.people import Rerun, Word, reruns, words
 from attuner.report.predictions import Accuracy, Prediction, accuracy, held_back, predictions
@@ -47,6 +48,8 @@ class Details:
     reported: tuple[Reported, ...]
     words: tuple[Word, ...]
     reruns: tuple[Rerun, ...]
+    budget_gpu_hours: float | None
+    """What a person set last; None: the campaign's own holds."""
 
 
 def details(
@@ -84,6 +87,7 @@ def details(
         reported=reported(history, tuple(sorted(final.versions.items())) if final else ()),
         words=words(history, units),
         reruns=reruns(history),
+        budget_gpu_hours=people.stated_budget(history),
     )
 
 

@@ -15,7 +15,7 @@ from attuner.report.scatter import mark, scatter
 from attuner.report.setting import ranges
 from attuner.report.svg import esc
 from attuner.report.terminal import pct, share_pct
-from attuner.report.verdicts import Look
+from attuner.report.verdicts import Look, VerdictRow
 from attuner.report.words import when
 
 SHOWN = 6
@@ -73,7 +73,13 @@ def verdicts(facts: ReportFacts) -> str:
         return ""
     head = (("Candidate", "head"), ("1 · final values", ""), ("2 · forward", ""), ("3 · gradients and update", ""))
     rows = [
-        ("", [Cell(f'<span class="mono">{esc(r.id)}</span><span class="sub">{esc(r.what)}</span>'), *map(_look, looks)])
+        (
+            "",
+            [
+                Cell(f'<span class="mono">{esc(r.id)}</span><span class="sub">{esc(r.what)}</span>{_answered(r)}'),
+                *map(_look, looks),
+            ],
+        )
         for r in found
         for looks in [(r.config, r.forward, r.update)]
     ]
@@ -82,6 +88,10 @@ def verdicts(facts: ReportFacts) -> str:
         body = f"<details><summary>A row for each</summary>{body}</details>"
     lead = (p(f"{said.verdict_counts(facts)}."), p(said.VERDICTS_MEAN, "soft"))
     return section("verdicts", "The verdict on every candidate", (*lead, body, sql(queries.verdicts())))
+
+
+def _answered(r: VerdictRow) -> str:
+    return f'{tag(r.decision)}<span class="sub">{esc(r.answered)}</span>' if r.answered else ""
 
 
 def _look(look: Look) -> Cell:

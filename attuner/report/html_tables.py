@@ -107,11 +107,12 @@ def looks_table(facts: ReportFacts) -> str:
     names = ("Look", "Measured", "Nearest to its limit, or what decided", "Decision")
     head = tuple((n, "head" if n == "Look" else "") for n in names)
     looks = looks_by_name(facts.looks)
-    open_ = [r for r in facts.looks if r.decision != "admit"]
+    measured = [r for r in facts.looks if r.look != CONFIG_LOOK]  # final values stand in a table of their own
+    open_ = [r for r in measured if r.decision != "admit"]
     gate = f"<h3>Not admitted</h3>{_measurements(open_)}" if open_ else ""
-    every = "".join(f"<h3>{esc(name)}</h3>{_measurements(found)}" for name, found in looks.items())
-    count = len(facts.looks)
-    fold = f"<details><summary>Every measurement ({count}), with its tolerance</summary>{every}</details>"
+    every = "".join(f"<h3>{esc(name)}</h3>{_measurements(found)}" for name, found in looks_by_name(measured).items())
+    count = len(measured)
+    fold = f"<details><summary>Every measurement ({count}), with its tolerance</summary>{every}</details>" if measured else ""
     return table(head, [("", _look(name, found)) for name, found in looks.items()]) + gate + fold
 
 

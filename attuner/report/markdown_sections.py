@@ -50,7 +50,14 @@ def verdicts(facts: ReportFacts) -> list[str]:
     if not found:
         return []
     head = ("Candidate", "What", "1 · final values", "2 · forward", "3 · gradients and update")
-    rows = [[esc(r.id), esc(r.what), *(_look(x) for x in (r.config, r.forward, r.update))] for r in found]
+    rows = [
+        [
+            esc(r.id),
+            esc(r.what) + (f" (**{esc(r.answered)}**)" if r.answered else ""),
+            *(_look(x) for x in (r.config, r.forward, r.update)),
+        ]
+        for r in found
+    ]
     lead = f"{said.verdict_counts(facts)}. {said.VERDICTS_MEAN}"
     return ["## The verdict on every candidate", block(lead), table(head, rows), fenced(queries.verdicts(), "sql")]
 

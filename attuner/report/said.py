@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from attuner.core.diagnosis import Diagnosis
-from attuner.core.judgement import Decision, worst
+from attuner.core.judgement import Decision
 from attuner.report import claims
 from attuner.report.economy import UNITS, Gap
 from attuner.report.efficiency import MFU_MEANS
@@ -177,8 +177,8 @@ def errors(a: Accuracy) -> tuple[str, str]:
 
 
 def verdict_counts(facts: ReportFacts) -> str:
-    """Return how many candidates the looks admitted, left to a person or refused, by the strictest look at each."""
-    found = [worst([x.decision for x in (r.config, r.forward, r.update) if x.decision]) for r in facts.details.verdicts]
+    """Return how many candidates were admitted, wait for a person or were refused, by the strictest look and people's answers."""
+    found = [r.decision for r in facts.details.verdicts]
     words: tuple[tuple[Decision, str], ...] = (("admit", "admitted"), ("review", "to review"), ("refuse", "refused"))
     counts = [f"{n} {said}" for decision, said in words if (n := found.count(decision))]
     return f"{len(found)} candidate{'' if len(found) == 1 else 's'}: {', '.join(counts)}"

@@ -54,7 +54,7 @@ th,td{padding:8px;border-bottom:1px solid var(--line)}
 td{vertical-align:top;overflow-wrap:anywhere}
 a{color:var(--blue)}
 .num{text-align:right;white-space:nowrap}th.num{white-space:normal}
-.scroll{overflow-x:auto}
+.scroll{overflow-x:auto;margin:0 -8px}.scroll>table{width:100%;margin:0}
 .nowrap{white-space:nowrap}
 .name{overflow-wrap:normal;min-width:9em}
 td.what{width:42%}
@@ -73,7 +73,7 @@ summary{cursor:pointer;color:var(--soft);font-size:.85rem;width:fit-content}
 summary:hover{color:var(--ink)}
 :focus-visible{outline:2px solid var(--blue);outline-offset:3px}
 figure{margin:.8em 0 0}
-figure+table{margin-top:14px}
+figure+table,figure+.scroll{margin-top:14px}
 figure svg{display:block;max-width:100%;height:auto}
 svg.narrow{display:none}
 .legend{display:flex;flex-wrap:wrap;gap:4px 20px;padding:0;margin:10px 0 0;list-style:none;
@@ -104,7 +104,7 @@ _NARROW = """
 main{padding:24px 16px 48px}
 section{margin-top:42px}
 svg.wide{display:none}svg.narrow{display:block}
-table{width:100%;margin:0}
+table{width:100%;margin:0}.scroll{margin:0}
 th,td{padding:7px 6px}th:first-child,td:first-child{padding-left:0}th:last-child,td:last-child{padding-right:0}
 table.cards thead{display:none}
 table.cards,table.cards tbody,table.cards tfoot,table.cards tr,table.cards td{display:block;width:100%}
@@ -122,13 +122,21 @@ table.cards .sub{font-weight:400}
 
 _PRINT = """
 @media print{
-@page{margin:16mm 14mm}
-body{font-size:10.5pt}
+@page{margin:14mm 12mm}
+:root{--bg:#fff}
+body{font-size:10pt}
 main{max-width:none;padding:0}
-section{margin-top:26pt}
+section{margin-top:22pt}
 nav{display:none}
 tr,figure,.notice,.stats{break-inside:avoid}
-h2,h3{break-after:avoid}
+h2,h3,section>p.soft,summary{break-after:avoid}
+table,.scroll>table{font-size:8.5pt;width:100%;margin:0}.scroll{margin:0;overflow:visible}
+th,td{padding:3pt 5pt}th{font-size:8pt}
+td.num,td.nowrap{white-space:normal}td.num.nowrap,.tag{white-space:nowrap}
+td,.name{overflow-wrap:break-word}
+td.what{width:34%}
+pre{font-size:7.5pt}
+svg.wide{display:block}svg.narrow{display:none}
 details::details-content{content-visibility:visible;height:auto}
 *{-webkit-print-color-adjust:exact;print-color-adjust:exact}
 }

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from attuner.core.events import History
-from attuner.core.judgement import Decision, Finding, Verdict
+from attuner.core.judgement import Decision, Finding, Verdict, worst
+from attuner.policy import people
 from attuner.policy.zones import margin
 from attuner.report.rows import LaunchRow
 
@@ -29,6 +30,10 @@ class VerdictRow:
     config: Look
     forward: Look
     update: Look
+    decision: Decision
+    """The strictest look's, after a person's answer to what it left open."""
+    answered: str
+    """Who answered, and what; '' where nobody did."""
 
 
 NOT_TAKEN = Look(None, "not taken")
@@ -45,9 +50,19 @@ def verdict_rows(rows: Sequence[LaunchRow], history: History) -> tuple[VerdictRo
         later: dict[str, Verdict] = {v.look: v for v in history.looks(r.id, trial.attempt)} if trial else {}
         if config is None and not later:
             continue
-        measured = [_measured(later.get(name)) for name in ("forward", "update")]
-        found.append(VerdictRow(r.id, r.what, _config(config), *measured))
+        first, second, third = _config(config), *(_measured(later.get(name)) for name in ("forward", "update"))
+        strictest = worst([x.decision for x in (first, second, third) if x.decision])
+        found.append(VerdictRow(r.id, r.what, first, second, third, r.verdict or strictest, _answer(history, r.recipe)))
     return tuple(found)
+
+
+def _answer(history: History, recipe: str) -> str:
+    answer = people.answer_to(history, recipe)
+    if answer is None:
+        return ""
+    if answer.decision == "unanswered":
+        return "nobody answered in time"
+    return f"{'admitted' if answer.decision == 'admit' else 'refused'} by {answer.by}"
 
 
 def _config(verdict: Verdict | None) -> Look:

@@ -1,5 +1,5 @@
 """Law of the pages: axe-core finds no accessibility fault above minor on them, light or dark, on a desk or a phone, and nothing
-makes a page scroll sideways. Needs Chromium, playwright and axe-core (ATTUNER_AXE, node_modules, or npm); skipped without."""
+makes a page scroll sideways. Needs Chromium, playwright and axe-core (AXE_JS, node_modules, or npm); skipped without."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ SIDEWAYS = "document.documentElement.scrollWidth - document.documentElement.clie
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The source of axe-core: given, installed, or fetched by npm."""
-    given = [Path(os.environ["ATTUNER_AXE"])] if os.environ.get("ATTUNER_AXE") else []
+    given = [Path(os.environ["AXE_JS"])] if os.environ.get("AXE_JS") else []
     for file in (*given, ROOT / "node_modules" / "axe-core" / "axe.min.js"):
         if file.is_file():
             return file.read_text(encoding="utf-8")
     npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
     if npm is None:
-        pytest.skip("no axe-core: set ATTUNER_AXE to axe.min.js, or install npm")
+        pytest.skip("no axe-core: set AXE_JS to axe.min.js, or install npm")
     try:
         subprocess.run([npm, "pack", AXE, "--silent"], cwd=folder, capture_output=True, timeout=90, check=True)
     except (subprocess.SubprocessError, OSError):
-        pytest.skip(f"no axe-core: npm can't fetch {AXE}; set ATTUNER_AXE to axe.min.js")
+        pytest.skip(f"no axe-core: npm can't fetch {AXE}; set AXE_JS to axe.min.js")
     with tarfile.open(next(folder.glob("*.tgz"))) as packed:
         packed.extractall(folder, filter="data")
     return (folder / "package" / "axe.min.js").read_text(encoding="utf-8")

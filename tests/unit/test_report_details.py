@@ -265,6 +265,7 @@ def test_who_said_what_is_told_in_order_also_what_was_replaced(facts: ReportFact
         ("Eve <b>", "refused 1 finding about l15"),
     ]
     assert words[0].followed == "h10, l15"
+    assert claims.cost(facts).startswith("34.56 of 54.00 device-minutes")  # Bob's budget, not the campaign's 45
     for page in pages(facts):
         assert "set the budget to 54.00 device-minutes" in page
     assert "<b>" not in html.render(facts)
@@ -275,6 +276,8 @@ def test_who_said_what_is_told_in_order_also_what_was_replaced(facts: ReportFact
 def test_a_persons_answer_decides_what_the_row_says(facts: ReportFacts) -> None:
     row = next(r for r in facts.rows if r.id == "l15")
     assert (row.verdict, row.reason) == ("refuse", "refused by Eve <b>: not <i>sure")
+    verdict = next(r for r in facts.details.verdicts if r.id == "l15")
+    assert (verdict.decision, verdict.answered) == ("refuse", "refused by Eve <b>")
     assert facts.other_reviews == ()
 
 
