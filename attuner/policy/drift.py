@@ -148,7 +148,12 @@ def alerts(history: History) -> list[Alert]:
     retunes = history.campaign().retunes
     if retunes is None:
         return []
-    return [*_defects(history, retunes), *_slower_baseline(history, retunes), *_shipped(history, retunes)]
+    return [
+        *_defects(history, retunes),
+        *_slower_baseline(history, retunes),
+        *_shipped(history, retunes),
+        *_unverified(history, retunes),
+    ]
 
 
 def _defects(history: History, retunes: Retunes) -> Iterator[Alert]:
@@ -225,6 +230,30 @@ def _shipped(history: History, retunes: Retunes) -> Iterator[Alert]:
     if score is not None and score.valid:
         now = score.tokens_per_s_per_gpu
         yield from _slower(history, retunes, "shipped", retunes.tokens_per_s_per_gpu, now, [own])
+
+
+def _unverified(history: History, retunes: Retunes) -> Iterator[Alert]:
+    """Yield that the search is over and nobody knows whether the shipped recipe still holds: it may not be forgotten quietly."""
+    stop, move, campaign = history.stop(), shipped_hypothesis(history), history.campaign()
+    if stop is None or retunes.recipe.digest() == campaign.baseline.digest():
+        return
+    why = stop.reason
+    if move is not None:
+        verdict = history.verdict(move.id)
+        launch = next((x for x in history.launches() if x.hypothesis == move.id and x.kind == "search"), None)
+        trial, score = (history.trial(launch.id), history.score(launch.id)) if launch else (None, None)
+        refused = verdict is not None and any(f.rule not in NOT_FAULTS for f in verdict.refusals())
+        failed = trial is not None and trial.status not in ("ok", "infrastructure")
+        if refused or failed or (score is not None and score.valid):
+            return
+        against = verdict.refusals()[0].line() if verdict is not None and verdict.refusals() else ""
+        why = against or (score.why_invalid if score is not None else "") or (trial.cause if trial is not None else stop.reason)
+    yield Alert(
+        kind="unverified",
+        key="unverified",
+        text=f"the shipped recipe could not be re-verified on the new environment: {why}; changed: {said(retunes.changes)}",
+        evidence=[retunes.of, f"{campaign.id}/{move.id}" if move else campaign.id],
+    )
 
 
 def _looks_against(history: History, retunes: Retunes, launch: Launch, trial: Trial) -> Iterator[Alert]:
