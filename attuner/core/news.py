@@ -10,7 +10,9 @@ from attuner.core.base import Record
 from attuner.core.environment import Environment
 from attuner.core.judgement import Finding
 
-AlertKind = Literal["slowdown", "gate", "shipped_fails", "defect_brought", "defect_cured", "baseline_fails", "campaign_failed"]
+AlertKind = Literal[
+    "slowdown", "gate", "shipped_fails", "unverified", "defect_brought", "defect_cured", "baseline_fails", "campaign_failed"
+]
 ENDS: tuple[AlertKind, ...] = ("baseline_fails", "campaign_failed")
 """Alerts after which a campaign is not taken up again by itself, unless its environment changes."""
 

@@ -15,10 +15,11 @@ from attuner.core.errors import Refused
 from attuner.core.events import History
 from attuner.core.judgement import Finding, Verdict
 from attuner.core.news import Alert
+from attuner.core.people import Directive
 from attuner.core.recipe import Change, EffectiveConfig
 from attuner.core.search import Hypothesis
 from attuner.launchers.replay import Row
-from attuner.policy import drift
+from attuner.policy import budget, drift
 from attuner.policy.conduct import RETUNER, SHIPPED, check_shipped
 from attuner.steps.birth import birth
 from attuner.steps.gate import gate, launch_of
@@ -252,7 +253,21 @@ def test_a_shipped_recipe_that_fails_is_an_alert(tmp_path: Path) -> None:
     assert [a.kind for a in drift.alerts(history)] == ["shipped_fails"]
 
 
-def test_refusals_that_say_nothing_of_the_training_are_no_alert(tmp_path: Path) -> None:
+def test_a_shipped_recipe_that_could_not_be_measured_is_not_forgotten(tmp_path: Path) -> None:
+    history = played(tmp_path / "lost", Row(match={"micro_batch_size": 4}, outcome="never_allocated"))
+    assert [a.key for a in drift.alerts(history)] == ["unverified"]
+    poor = Lab(tmp_path / "poor", [FAST, REST])
+    kit = poor.kit()
+    begin(kit, campaign().model_copy(update={"retunes": retunes()}))
+    kit.ledger.append(ID, "directive", "d1", Directive(act="budget", by="ada", gpu_hours=budget.spent(poor.history())))
+    assert drift.alerts(poor.history()) == []
+    search(kit)
+    (alert,) = drift.alerts(poor.history())
+    assert alert.key == "unverified"
+    assert "the budget is spent" in alert.text
+
+
+def test_refusals_that_say_nothing_of_the_training_are_no_gate_failure(tmp_path: Path) -> None:
     made = Lab(tmp_path, [FAST, REST])
     kit = made.kit()
     begin(kit, campaign().model_copy(update={"retunes": retunes()}))
@@ -262,6 +277,8 @@ def test_refusals_that_say_nothing_of_the_training_are_no_alert(tmp_path: Path) 
         ID, "verdict", "h01", Verdict(look="config", subject="h01", recipe="", decision="refuse", findings=[finding])
     )
     assert drift.alerts(made.history()) == []
+    search(kit)
+    assert [a.key for a in drift.alerts(made.history())] == ["unverified"]
 
 
 def test_a_failed_baseline_is_told_apart_from_another_failure(tmp_path: Path) -> None:
