@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-from attuner.core.campaign import Published
-from attuner.report.claims import kept
 from attuner.report.facts import ReportFacts
 from attuner.report.terminal import pct, rate
 from attuner.report.words import clean, number
 
-OURS = Published.model_fields["unit"].default
-"""The one unit that this campaign measures in, and may be compared."""
-
 
 def published(facts: ReportFacts) -> str:
-    """Return the published figure with the gap of the baseline and of what is shipped; '' where none is stated."""
-    told = facts.campaign.published
-    if told is None:
+    """Return the published figure with the gap of the baseline and of what is shipped; '' where none is stated.
+
+    A unit that is ours by another name or by arithmetic is compared (`economy.UNITS`), any other is not.
+    """
+    gap = facts.details.economy.gap
+    if gap is None:
         return ""
-    unit = clean(told.unit)
-    said = f"{rate(told.value) if unit == OURS else number(told.value)} {unit} ({clean(told.source)}{_note(told)})"
-    if unit != OURS:
-        return f"{said}; another unit than this campaign's, so the gap is not stated"
-    gaps = [f"{name} {pct(speed / told.value - 1.0)}" for name, speed in _speeds(facts) if speed]
-    return f"{said}; {', '.join(gaps)} against it" if gaps else said
-
-
-def _note(told: Published) -> str:
-    return f"; {clean(told.note)}" if told.note else ""
-
-
-def _speeds(facts: ReportFacts) -> list[tuple[str, float | None]]:
-    claim = facts.claim
-    before = claim.before if claim else facts.calibration.mean if facts.calibration else None
-    return [("the baseline here", before), ("the leader", claim.after if claim and not kept(facts) else None)]
+    told = gap.published
+    note = f"; {clean(told.note)}" if told.note else ""
+    value = rate(told.value) if gap.unit in ("tokens", "total") else number(told.value)
+    said = f"{value} {clean(told.unit)} ({clean(told.source)}{note})"
+    sides = (("the baseline here", gap.gap_before), ("the leader", gap.gap_after))
+    gaps = ", ".join(f"{name} {pct(x)}" for name, x in sides if x is not None)
+    against = f"{gaps} against it" if gaps else ""
+    return "; ".join(x for x in (said, against, gap.note) if x)
 
 
 def adaptations(facts: ReportFacts) -> tuple[str, ...]:

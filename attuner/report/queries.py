@@ -117,17 +117,17 @@ def worth(facts: ReportFacts) -> str:
     """Return the query for the hours after which the tuning is paid back; devices, charge and gain stand beside them."""
     if facts.remeasurement:
         gain = "CAST(r.record->>'$.gain' AS DOUBLE)"
-        of = "JOIN mine r ON r.kind = 'remeasurement'"
+        of, last = "JOIN mine r ON r.kind = 'remeasurement'", "r"
     else:
         leader = _text(facts.leader.id if facts.leader else "")
         gain = "CAST(r.record->>'$.tokens_per_s_per_gpu' AS DOUBLE) / CAST(k.record->>'$.mean' AS DOUBLE) - 1"
-        of = f"JOIN mine k ON k.kind = 'calibration' JOIN mine r ON r.kind = 'score' AND r.key = {leader}"
+        of, last = f"JOIN mine k ON k.kind = 'calibration' JOIN mine r ON r.kind = 'score' AND r.key = {leader}", "k"
     return (
         "SELECT CAST(c.record->>'$.workload.gpus' AS INTEGER) AS devices, charged.device_hours,\n"
         f"       {gain} AS gain,\n"
         "       device_hours / (devices * gain) AS paid_back_after_hours\n"
         "FROM (SELECT sum(CAST(record->>'$.gpu_hours' AS DOUBLE)) AS device_hours FROM mine WHERE kind = 'settled') charged,\n"
-        f"     mine c {of}\nWHERE c.kind = 'campaign' ORDER BY r.n DESC LIMIT 1;"
+        f"     mine c {of}\nWHERE c.kind = 'campaign' ORDER BY {last}.n DESC LIMIT 1;"
     )
 
 

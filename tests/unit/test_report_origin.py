@@ -30,9 +30,14 @@ def test_the_gap_is_said_for_the_baseline_and_for_what_is_shipped() -> None:
     assert "the leader +" in said or "the leader −" in said
 
 
-def test_another_unit_is_never_compared() -> None:
-    said = origin.published(facts({"value": 455.0, "unit": "TFLOP/s/GPU", "source": "their page", "note": "on H100"}))
-    assert said == "455 TFLOP/s/GPU (their page; on H100); another unit than this campaign's, so the gap is not stated"
+def test_a_unit_that_nothing_here_can_be_held_against_is_not_compared() -> None:
+    said = origin.published(facts({"value": 455.0, "unit": "samples/s", "source": "their page", "note": "on H100"}))
+    assert said == "455 samples/s (their page; on H100); another unit than this campaign's, so the gap is not stated"
+
+
+def test_operations_are_compared_only_where_the_models_shape_is_known() -> None:
+    said = origin.published(facts({"value": 455.0, "unit": "TFLOP/s/GPU", "source": "their page"}))
+    assert said == "455 TFLOP/s/GPU (their page); the model's shape isn't known here, so the gap is not stated"
 
 
 def test_without_a_published_figure_nothing_is_said() -> None:
