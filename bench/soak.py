@@ -56,23 +56,27 @@ def _soak(arguments: argparse.Namespace, cases: list[Case], run: Callable[..., N
     (folder / "home").mkdir(parents=True, exist_ok=True)
     processes.adopt()
     house, record = House(folder, limit=arguments.at_once + 2), Record(folder / "soak.jsonl")
+    ended = False
     try:
         house.open(worker=worker)
         run(house, cases, record, at_once=arguments.at_once, until=time.monotonic() + 60 * arguments.minutes)
+        ended = True
+        record.say("soak", -1, "unfinished", runs=house.api.unfinished())
     finally:
         house.close()
-        leftovers(folder, record)
+        leftovers(folder, record if ended else None)
     return 0
 
 
-def leftovers(folder: Path, record: Record) -> None:
-    """Note every process that is left of the soak some seconds after its end, and end it."""
+def leftovers(folder: Path, record: Record | None) -> None:
+    """End every process that is left of the soak some seconds after its end; note it, unless the soak was stopped midway."""
     deadline = time.monotonic() + 10
     while time.monotonic() < deadline and (left := {*processes.of_home(folder / "home"), *processes.descendants(os.getpid())}):
         processes.reap(set())
         time.sleep(0.2)
     for pid in left:
-        record.say("soak", -1, "left", pid=pid, command=processes.command(pid))
+        if record:
+            record.say("soak", -1, "left", pid=pid, command=processes.command(pid))
         processes.send(pid)
 
 

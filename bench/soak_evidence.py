@@ -47,6 +47,7 @@ def judged(folder: Path) -> tuple[list[Judged], list[str]]:
     """Return every campaign of a soak folder with what it broke, and what is wrong with the soak as a whole."""
     record, home = Record(folder / "soak.jsonl"), folder / "home"
     wrong = [f"left running after the end: {x['pid']} {x['command'][:150]}" for x in record.lines() if x["what"] == "left"]
+    wrong += [f"a flow run that never ended: {run}" for x in record.lines() if x["what"] == "unfinished" for run in x["runs"]]
     out = []
     with DuckdbLedger(home / "attuner.duckdb") as ledger:
         wrong += [f"ledger: {p.line()}" for p in ledger.verify(None)]

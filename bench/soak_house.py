@@ -68,6 +68,12 @@ class Api:
         state = (found or {}).get("state") or {}
         return str(state.get("type", "")), str(state.get("message") or "")
 
+    def unfinished(self) -> list[str]:
+        """Return the flow runs that have not come to an end."""
+        kinds = ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING", "PAUSED"]
+        found = self.ask("POST", "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": kinds}}}, "limit": 200})
+        return [str(x["id"]) for x in found or []]
+
     def put(self, run: str, kind: str, *, name: str = "", message: str = "") -> bool:
         """Set a flow run's state, as a button of the UI or an automation does."""
         state = {"type": kind, "name": name or kind.capitalize(), "message": message}
@@ -89,12 +95,14 @@ class Keeper:
             self.process = subprocess.Popen(self._command, env=self._env, cwd=self._cwd, stdout=out, stderr=out)
         self.again_at, self.starts = None, self.starts + 1
 
-    def kill(self, *, down_s: float) -> None:
-        """Kill it outright; it comes back after `down_s` seconds."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
+    def kill(self, *, down_s: float) -> bool:
+        """Kill it outright; it comes back after `down_s` seconds. Returns: whether it lived."""
+        if self.process is None or self.process.poll() is not None:
+            return False
+        self.process.kill()
+        self.process.wait()
         self.again_at = time.monotonic() + down_s
+        return True
 
     def tick(self) -> None:
         """Start it again if it is due, or if it died by itself."""
@@ -138,6 +146,8 @@ class House:
         if not worker:
             return
         self._prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
+        for run in self.api.unfinished():
+            self.api.put(run, "CANCELLED", message="left by a soak that was stopped")
         (self.folder / "deploy.yaml").write_text(DEPLOY)
         self._prefect("--no-prompt", "deploy", "--all", "--prefect-file", str(self.folder / "deploy.yaml"))
         self.worker.start()

@@ -5,21 +5,25 @@ from __future__ import annotations
 import re
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from soak_evidence import Judged, judged
+from soak_record import Record
 
 
 def page(folders: list[Path]) -> tuple[str, int]:
     """Return the page of one or several soak folders, and how many laws were broken."""
     found: list[Judged] = []
     wrong: list[str] = []
+    seconds: list[str] = []
     for folder in folders:
         more, also = judged(folder)
         found, wrong = found + more, wrong + also
+        seconds += [_second(x) for x in Record(folder / "soak.jsonl").lines() if x["what"] == "second ended"]
     broken = sum(len(x.wrong) for x in found) + len(wrong)
     parts = [part for part in ("replay", "real") if any(x.part == part for x in found)]
     text = [_summary([x for x in found if x.part == part], part) for part in parts]
-    text += [_faults(found), _states(found), _reasons(found)]
+    text += [_faults(found), _states(found), _seconds(seconds), _reasons(found)]
     text.append("### Laws broken\n")
     text += [f"- {x}" for x in wrong]
     text += [f"- {x.part} {x.i} ({x.campaign_id or 'not born'}): {line}" for x in found for line in x.wrong]
@@ -60,6 +64,21 @@ def _states(found: list[Judged]) -> str:
     )
     rows = [(part, kind, n) for (part, kind), n in sorted(counts.items(), key=lambda x: (x[0][0], -x[1]))]
     return "### What the campaign had just put on record when a fault hit\n\n" + _table(("part", "newest record", "faults"), rows)
+
+
+def _second(line: dict[str, Any]) -> str:
+    if line["state"] == "FAILED" and "runs this campaign" in line["message"]:
+        return "refused: another process runs the campaign"
+    return (
+        "completed: it found the campaign free or done"
+        if line["state"] == "COMPLETED"
+        else f"{line['state'].lower()} by another fault"
+    )
+
+
+def _seconds(outcomes: list[str]) -> str:
+    rows = sorted(Counter(outcomes).items(), key=lambda x: -x[1])
+    return "### Second runs of a campaign\n\n" + _table(("how it ended", "runs"), rows) if rows else ""
 
 
 def _reasons(found: list[Judged]) -> str:

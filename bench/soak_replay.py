@@ -198,45 +198,45 @@ class Job:
         self.due_at = self.due_at or now + fault.delay_s
         if now < self.due_at:
             return
+        if not ACTS[fault.kind](self, fault):
+            return  # not now: the server is away, say
         self.due_at = 0.0
         self.pending.pop(0)
         self.mend = fault.mend
-        ACTS[fault.kind](self, fault)
         name = self.campaign
         self.say("fault", kind=fault.kind, after=fault.after, state=self.marks.last(name) if name else "before birth")
 
-    def kill_flow(self, _fault: Fault, *, what: int = signal.SIGKILL) -> None:
+    def kill_flow(self, _fault: Fault, *, what: int = signal.SIGKILL) -> bool:
         """End the flow run's process."""
-        processes.send(self.pid, what)
+        return processes.send(self.pid, what)
 
-    def cancel(self, _fault: Fault) -> None:
+    def cancel(self, _fault: Fault) -> bool:
         """Press Cancel."""
         self.asked_to_cancel = time.monotonic()
-        self.house.api.put(self.run, "CANCELLING")
+        return self.house.api.put(self.run, "CANCELLING")
 
-    def second_run(self, fault: Fault, *, freeze: bool) -> None:
+    def second_run(self, fault: Fault, *, freeze: bool) -> bool:
         """Start a second run of the campaign while the first one lives; perhaps the first is stopped meanwhile."""
-        if not self.campaign:
-            return
-        if freeze:
-            self.frozen, self.thaw_at = self.pid, time.monotonic() + 4 + fault.down_s
+        self.second = self.house.api.start({"campaign_id": self.campaign}) if self.campaign else ""
+        if self.second and freeze:
+            self.frozen, self.thaw_at = self.pid, time.monotonic() + 8 + fault.down_s
             processes.send(self.pid, signal.SIGSTOP)
-        self.second = self.house.api.start({"campaign_id": self.campaign})
-        self.say("second", run=self.second)
+        if self.second:
+            self.say("second", run=self.second)
+        return bool(self.second)
 
 
-def _kill(*names: str) -> Callable[[Job, Fault], None]:
-    def act(job: Job, fault: Fault) -> None:
+def _kill(*names: str) -> Callable[[Job, Fault], bool]:
+    def act(job: Job, fault: Fault) -> bool:
+        hit = True
         for name in names:
-            if name == "flow":
-                job.kill_flow(fault)
-            else:
-                getattr(job.house, name).kill(down_s=fault.down_s)
+            hit = job.kill_flow(fault) if name == "flow" else getattr(job.house, name).kill(down_s=fault.down_s)
+        return hit
 
     return act
 
 
-ACTS: dict[str, Callable[[Job, Fault], None]] = {
+ACTS: dict[str, Callable[[Job, Fault], bool]] = {
     "kill flow": _kill("flow"),
     "end flow": lambda job, fault: job.kill_flow(fault, what=signal.SIGTERM),
     "cancel": Job.cancel,
