@@ -263,3 +263,15 @@ def test_gate_admits_another_layout_between_two_recipe_files(tmp_path: Path) -> 
 def test_the_register_explains_a_framework_flag(before: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*before, "rules", "explain", "--stack", "megatron", "--hidden-dropout"]) == 0
     assert "MEG-OBJ-027" in capsys.readouterr().out
+
+
+def test_rules_that_may_not_be_written_are_said_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker's user reads the checkout and writes nothing in it (docs/year.md)."""
+    project = tmp_path / "checkout"
+    (project / "flows").mkdir(parents=True)
+    (project / "flows" / "campaign.py").write_text("")
+    (project / "rules" / "LOCK").mkdir(parents=True)  # what can't be written, also for root
+    assert main(["--project", str(project), "rules", "lock"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"attuner: {project}/rules/LOCK: ")
+    assert said.count("\n") == 1
