@@ -185,6 +185,7 @@ def pinned(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
         ("framework commit", c.stack.commit),
         ("patches", ", ".join(c.stack.patches)),
         *facts.versions,
+        ("set by the run form instead of the file", "; ".join(map(str, c.changed))),
         ("dataset", w.dataset),
         ("rows per update × row length", f"{w.global_batch:,} × {w.seq_len:,} tokens"),
         ("precision", w.precision),
@@ -203,10 +204,11 @@ def commands(facts: ReportFacts) -> tuple[tuple[str, str], ...]:
     """Return the commands that check and repeat the campaign: command and purpose."""
     campaign = shlex.quote(clean(facts.campaign_id))
     source = shlex.quote(clean(facts.campaign.source_file)) if facts.campaign.source_file else "campaign.yaml"
+    form = "; first set in the file what the run form set (pinned below)" if facts.campaign.changed else ""
     return (
         (f"attuner ledger verify {campaign}", "no event was altered or lost"),
         ("attuner ledger export ledger.duckdb", "the file that the queries on this page read"),
         (f"attuner report {campaign}", "this page again, from the ledger"),
         (f"attuner check {source}", "what the campaign would cost and whether it fits; nothing is launched"),
-        (f"attuner run {source}", "the campaign again, in a new ledger entry"),
+        (f"attuner run {source}", f"the campaign again, in a new ledger entry{form}"),
     )

@@ -167,7 +167,12 @@ def _step(facts: ReportFacts) -> str:
         "Communication includes waiting for the peer; exposed means that nothing computed meanwhile. "
         "Profiled steps run slower than scored ones."
     )
-    parts = (both(wide, narrow), parts_table(facts), p(note, "soft"), sql(queries.breakdown(facts)))
+    parts = (
+        both(wide, narrow),
+        parts_table(facts),
+        p(note, "soft"),
+        sql(f"{queries.breakdown(facts)}\n\n{queries.exposed(facts)}"),
+    )
     return section("step", "Where the step went", parts)
 
 

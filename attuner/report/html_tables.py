@@ -216,7 +216,7 @@ def _launch(r: LaunchRow, facts: ReportFacts) -> list[Cell]:
         outcome = f'<span class="{css}">{OUTCOME_WORDS[r.outcome].replace(", ", "<br>")}</span>'
     gain = "" if r.gain is None else pct(r.gain) + ("<span class='sub'>new leader</span>" if r.new_leader else "")
     again = _sub(f"{r.num_attempts} attempts") if r.num_attempts > 1 else ""
-    what = f"{esc(r.what)}{_sub(r.reason)}"
+    what = f"{esc(r.what)}{_sub(f'asked for by {r.by}' if r.by else '')}{_sub(r.reason)}"
     return [
         Cell(f'<span class="mono">{esc(r.id)}</span>'),
         Cell(esc(r.kind)),

@@ -138,6 +138,7 @@ def _step(facts: ReportFacts) -> list[str]:
         "Seconds per profiled step, mean over ranks. Communication includes waiting for the peer.",
         table(("Part", *(name for _, name in shown)), rows),
         _sql(queries.breakdown(facts)),
+        _sql(queries.exposed(facts)),
     ]
 
 
@@ -175,7 +176,8 @@ def _launch(r: LaunchRow, facts: ReportFacts) -> list[str]:
     verdict = DECISION[r.verdict] if r.verdict else ""
     again = f" ({r.num_attempts} attempts)" if r.num_attempts > 1 else ""
     charge = facts.units.amount(r.gpu_hours) + again
-    return [esc(r.id), r.kind, esc(r.what), predicted, outcome, gain, verdict, esc(r.reason), charge]
+    what = esc(r.what) + (f" (asked for by {esc(r.by)})" if r.by else "")
+    return [esc(r.id), r.kind, what, predicted, outcome, gain, verdict, esc(r.reason), charge]
 
 
 def _spend(facts: ReportFacts) -> list[str]:

@@ -89,6 +89,19 @@ def breakdown(facts: ReportFacts) -> str:
     )
 
 
+def exposed(facts: ReportFacts) -> str:
+    """Return the query for exposed communication by collective and by group, seconds per step as above."""
+    ids = ", ".join(_text(b.launch_id) for b in (facts.before, facts.after) if b)
+    return (
+        "SELECT e.key AS launch, told.name AS told_by, k.key AS part,\n"
+        "       sum(CAST(k.value AS DOUBLE)) / any_value(json_array_length(e.record, '$.rank_steps')) AS exposed_s\n"
+        "FROM mine e, json_each(e.record, '$.rank_steps') r,\n"
+        "     (VALUES ('collective', '$.comm_by_kind'), ('group', '$.comm_by_group')) told(name, path),\n"
+        "     json_each(r.value, told.path) k\n"
+        f"WHERE e.kind = 'breakdown' AND e.key IN ({ids}) GROUP BY ALL ORDER BY 1, 2, 3;"
+    )
+
+
 def spend(facts: ReportFacts) -> str:
     """Return the query for the charge by kind of launch, with the total."""
     return (

@@ -15,7 +15,9 @@ from attuner.core.run import Attempt, Launch, Trial
 from attuner.core.search import Hypothesis
 from attuner.policy import people
 
-Outcome = Literal["ok", "oom", "hang", "crash", "infrastructure", "stopped_early", "running", "refused", "not launched"]
+Outcome = Literal[
+    "ok", "oom", "hang", "crash", "infrastructure", "stopped_early", "running", "set aside", "refused", "not launched"
+]
 
 OUTCOME_WORDS: dict[str, str] = {
     "ok": "ran",
@@ -25,6 +27,7 @@ OUTCOME_WORDS: dict[str, str] = {
     "infrastructure": "lost machine",
     "stopped_early": "stopped early",
     "running": "running",
+    "set aside": "set aside, not run again yet",
     "refused": "refused, not launched",
     "not launched": "not launched",
 }
@@ -58,6 +61,8 @@ class LaunchRow:
     gpu_hours: float
     spent_after: float
     """What the whole campaign had been charged when this launch was settled."""
+    by: str = ""
+    """The person who asked for it; '' for the proposer's own."""
 
     @property
     def failed(self) -> bool:
@@ -122,7 +127,7 @@ def _launch(history: History, launch: Launch, account: Account) -> LaunchRow:
         mechanism=hypothesis.mechanism if hypothesis else "",
         predicted_gain=hypothesis.predicted_gain if hypothesis else None,
         predicted_error=hypothesis.predicted_error if hypothesis else None,
-        outcome=trial.status if trial else "running",
+        outcome=trial.status if trial else "set aside" if 0 < account.attempts <= history.rerun_after(launch.id) else "running",
         tokens_per_s=(score.tokens_per_s_per_gpu if measured else None) if score else _speed(history, launch, trial),
         gain=score.gain if compared and score else None,
         gain_over_baseline=score.gain_over_baseline if compared and score else None,
@@ -133,6 +138,7 @@ def _launch(history: History, launch: Launch, account: Account) -> LaunchRow:
         num_attempts=account.attempts,
         gpu_hours=account.gpu_hours,
         spent_after=account.spent_after,
+        by=hypothesis.by if hypothesis else "",
     )
 
 
@@ -172,6 +178,7 @@ def _unlaunched(history: History, hypothesis: Hypothesis) -> LaunchRow:
         num_attempts=0,
         gpu_hours=0.0,
         spent_after=0.0,
+        by=hypothesis.by,
     )
 
 

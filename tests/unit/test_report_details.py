@@ -193,6 +193,13 @@ def test_the_bars_are_told_apart_without_colour(facts: ReportFacts) -> None:
     assert "exposed all-reduce 37%" in drawn
 
 
+def test_the_query_beside_the_bars_gives_the_communication_in_them(facts: ReportFacts) -> None:
+    asked = {(row[0], row[2]): row[3] for row in answers(facts, spoken_events(), queries.exposed(facts))}
+    assert asked[("l05", "all_reduce")] == pytest.approx(0.37 * 3.62)
+    shown = {p.name: (p.before_s, p.after_s) for p in parts(facts.before, facts.after)}
+    assert shown["exposed all-to-all"] == (0.0, pytest.approx(asked[("l14", "all_to_all")]))
+
+
 def test_text_on_every_colour_can_be_read() -> None:
     def light(colour: str) -> float:
         full = colour if len(colour) == 7 else "#" + "".join(c * 2 for c in colour[1:])
@@ -265,6 +272,8 @@ def test_who_said_what_is_told_in_order_also_what_was_replaced(facts: ReportFact
         ("Eve <b>", "refused 1 finding about l15"),
     ]
     assert words[0].followed == "h10, l15"
+    assert "asked for by Ada" in pages(facts)[0]
+    assert "asked for by Ada" in pages(facts)[1]
     assert claims.cost(facts).startswith("34.56 of 54.00 device-minutes")  # Bob's budget, not the campaign's 45
     for page in pages(facts):
         assert "set the budget to 54.00 device-minutes" in page
@@ -298,7 +307,8 @@ def test_what_a_rerun_set_aside_is_in_no_query(facts: ReportFacts) -> None:
     short = events[: cut + 1]
     rows = answers(gather(short, CONTEXT), short, queries.launches(gather(short, CONTEXT)))
     assert [row[3] for row in rows if row[0] == "l08"] == [None]
-    assert next(r for r in gather(short).rows if r.id == "l08").outcome == "running"
+    assert next(r for r in gather(short).rows if r.id == "l08").outcome == "set aside"
+    assert "set aside" in Page(html.render(gather(short))).words
 
 
 def test_a_note_that_a_rerun_set_aside_is_not_said_any_more() -> None:
@@ -308,6 +318,15 @@ def test_a_note_that_a_rerun_set_aside_is_not_said_any_more() -> None:
     more = {**last.model_dump(), "n": last.n + 1, "seq": last.n + 1, "kind": "invalidated", "key": "1", "record": word.data()}
     assert gather(events).notes
     assert gather([*events, Event.model_validate(more)]).notes == ()
+
+
+def test_what_a_run_form_changed_is_pinned_and_said_with_the_command() -> None:
+    events = campaign_events()
+    change = {"key": "budget.gpu_hours", "before": 0.5, "after": 0.75}
+    first = events[0].model_copy(update={"record": {**events[0].record, "changed": [change]}})
+    for words in pages(gather([first, *events[1:]])):
+        assert "budget.gpu_hours 0.5 → 0.75" in words
+        assert "first set in the file what the run form set" in words
 
 
 def test_every_page_can_be_read_at_every_moment(facts: ReportFacts) -> None:
