@@ -168,6 +168,8 @@ class Audited:
     campaigns: int
     unread: list[str]
     record: Path | None
+    unwritten: str = ""
+    """Why the record could not be written."""
 
     def counts(self) -> dict[AuditResult, int]:
         """Return how many lessons came out as what."""
@@ -184,7 +186,7 @@ def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: boo
         record: put on record, beside the project's lessons, which of them stand.
 
     Raises:
-        UserError: a lesson file is malformed, or the record can't be written.
+        UserError: a lesson file is malformed.
     """
     from attuner.wiring import open_ledger
 
@@ -195,12 +197,18 @@ def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: boo
     ours = [c for c in checked if folder in known[c.lesson.id][0].parents]
     kept = lessons_audit.kept(load_audits(folder), ours)
     held = {x.id: x for x in kept}
+    written, unwritten = None, ""
+    try:
+        written = write_audits(folder, kept) if record else None
+    except UserError as error:  # a worker's user that can't write the checkout audits all the same
+        unwritten = str(error)
     return Audited(
         lessons=[(c, held.get(c.lesson.id, c.audit)) for c in checked],
         homes={x: file for x, (file, _) in known.items()},
         campaigns=len(past.histories),
         unread=past.unread,
-        record=write_audits(folder, kept) if record else None,
+        record=written,
+        unwritten=unwritten,
     )
 
 
@@ -215,6 +223,8 @@ def audit(arguments: argparse.Namespace) -> int:
     if arguments.json:
         told = {"counts": done.counts(), "campaigns": done.campaigns, "unreadable_campaigns": done.unread}
         print(json.dumps({**told, "record": str(done.record or ""), "lessons": _rows(done)}, indent=1, ensure_ascii=False))
+        if done.unwritten:
+            raise UserError(done.unwritten)
         return 0
     for one, result in sorted(done.lessons, key=lambda x: RESULTS.index(x[1].result)):
         old = "" if result is one.audit else f" (audit of {result.at}; this ledger has no record of it)"
@@ -227,6 +237,8 @@ def audit(arguments: argparse.Namespace) -> int:
     _say_unread(done.unread)
     where = f"on record in {done.record}" if done.record else "nothing put on record"
     print(f"proposers are given those that are {', '.join(STANDING)}; {where}")
+    if done.unwritten:
+        raise UserError(done.unwritten)
     return 0
 
 

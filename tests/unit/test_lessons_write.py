@@ -12,6 +12,7 @@ import pytest
 from lab import ROOT
 from lessons_lab import lesson, three, write_ledger
 
+from attuner.cli.lessons_write import audit_lessons
 from attuner.cli.main import main
 from attuner.core.errors import UserError
 from attuner.core.events import History
@@ -21,6 +22,7 @@ from attuner.policy import lessons as policy
 from attuner.policy.lessons_audit import audit
 from attuner.policy.lessons_draft import drafts, said_already
 from attuner.policy.tried import Tried, tried
+from attuner.settings import load_settings
 
 ACCEPTED = LessonReview(by="Ada", at="2026-11-30", decision="accepted")
 
@@ -313,6 +315,18 @@ def test_an_audit_against_an_empty_ledger_keeps_what_records_said(
     assert call(project, "audit") == 0
     assert "this ledger has no record of it" in capsys.readouterr().out
     assert load_audits(project / "configs" / "lessons")["wrong"].result == "wrong"
+
+
+def test_an_audit_that_may_not_write_its_record_still_says_what_stands(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker's user can't write the checkout; the deployment `lessons-audit` shows its table all the same."""
+    (project / "configs" / "lessons" / ".AUDIT.yaml.new").mkdir()  # what can't be written, also for root
+    found = audit_lessons(load_settings(project=str(project)))
+    assert (found.record, found.counts()["wrong"]) == (None, 1)
+    assert "can't be written" in found.unwritten
+    assert call(project, "audit") == 2
+    said = capsys.readouterr()
+    assert "2 lessons against 3 campaigns" in said.out
+    assert "AUDIT.yaml: can't be written" in said.err
 
 
 def test_the_starter_set_stands_where_nothing_was_tried_yet(
