@@ -26,6 +26,7 @@ from tasks.hypothesize import hypothesize
 from tasks.launch import launch
 from tasks.profile import profile
 from tasks.remeasure import plan_remeasure, remeasure
+from tasks.review import reviewed
 from tasks.score import score
 from tasks.ship import ship
 
@@ -78,6 +79,7 @@ def campaign(
             if calibrated(name, 1) == "busy":
                 calibrated(name, 2)
             search(name)
+            reviewed(name)
             for launch_id in plan_remeasure(name):
                 measured(name, launch_id)
             remeasure(name)

@@ -11,7 +11,8 @@ from typing import Literal
 from prefect import flow
 from prefect.runtime import flow_run
 
-from attuner.core.events import Event, History
+from attuner.core.events import INVALIDATED, History
+from attuner.report.reruns import rerun_rows
 from attuner.settings import load_settings
 from attuner.steps.rerun import rerun
 from attuner.wiring import open_ledger
@@ -44,29 +45,15 @@ def rerun_step(campaign: str, step: Step, key: str = "", *, by: str, why: str) -
     try:
         name = ledger.find(campaign)
         rerun(ledger, name, step, key, by=by, why=why, request=flow_run.id or "")
-        folder = campaign_flow(campaign_id=name)
-        _artifacts.rerun(name, step, key, again(ledger.history(name), flow_run.id or ""))
+        try:
+            return str(campaign_flow(campaign_id=name))
+        finally:
+            show(name, step, key, History(ledger.history(name)))
     finally:
         ledger.close()
-    return str(folder)
 
 
-RECORDS = {
-    **{"trial": "launch", "breakdown": "profile", "verdict": "look", "score": "score", "calibration": "calibrate"},
-    **{"remeasurement": "remeasure", "shipment": "ship"},
-}
-"""What a step leaves on record, and the step."""
-
-
-def again(events: list[Event], request: str) -> list[dict[str, str]]:
-    """Return one row per step's record: what ran again, what is new, what stands as it was and what is set aside."""
-    at = next(i for i, e in enumerate(events) if e.kind == "invalidated" and e.record.get("request") == request)
-    before, now = History(events[:at]), History(events)
-    rows = []
-    for kind, step in RECORDS.items():
-        held, since = before.keys(kind), {e.key for e in events[at:] if e.kind == kind}
-        for key in [*held, *sorted(since - set(held))]:
-            done = "ran again" if key in held else "new"
-            left = "stands" if key in now.keys(kind) else "set aside"
-            rows.append({"step": step, "of": key, "this rerun": done if key in since else left})
-    return rows
+def show(name: str, step: str, key: str, history: History) -> None:
+    """Show what ran again and what was kept, however the campaign ended."""
+    since = next(e.n for e in history.events if e.kind == INVALIDATED and e.record.get("request") == (flow_run.id or ""))
+    _artifacts.rerun(name, step, key, [row.data() for row in rerun_rows(history, since=since)])

@@ -35,7 +35,7 @@ def dry_run(name: str, source: str, rows: list[tuple[str, str]]) -> None:
     _artifact(create_markdown_artifact, key=f"{name}-dry-run", markdown=text, description="dry run")
 
 
-def rerun(campaign_id: str, step: str, key: str, rows: list[dict[str, str]]) -> None:
+def rerun(campaign_id: str, step: str, key: str, rows: list[dict[str, Any]]) -> None:
     """Show what a person's rerun did again, and what it left alone."""
     what = " ".join(x for x in ("rerun of", step, key) if x)
     _artifact(create_table_artifact, key=f"{campaign_id}-rerun", table=rows, description=what)

@@ -3,7 +3,7 @@
 A flow run takes the limit `attuner-CLUSTER` (1 slot, made if missing) before it touches the cluster, and waits visibly, in a
 state named AwaitingCluster, while another holds it; the run that waits longest goes first. The slot is held by a lease that
 the holder renews: a killed holder's lease ends by itself (LEASE_S, seen by the server within 15 s more), and the same flow
-run, started again before that, finds its place kept. Replayed tables touch no cluster and take nothing. Without a shared
+run, started again meanwhile, finds its place kept. Replayed tables touch no cluster and take nothing. Without a shared
 server (PREFECT_API_URL unset) nobody else can be asked, and nothing is taken.
 
 A server that restarts forgets its leases but not the count of slots, unless it keeps leases in files (docs/prefect.md):
@@ -42,7 +42,7 @@ LEASE_S = 60.0
 """The server's shortest lease."""
 RENEW_S = 20.0
 POLL_S = 3.0
-GRACE_S = 60.0
+GRACE_S = 90.0
 """How long a free slot is left to whoever has the better claim: the holder that lost its lease, or who waits longer."""
 ORPHAN_S = 3 * LEASE_S
 """A slot whose holder ended so long ago, and that no lease frees, is given back."""
@@ -127,9 +127,9 @@ class Turn:
         free = client.read_global_concurrency_limit_by_name(self._name).active_slots == 0
         self._free_since = (self._free_since if self._free_since is not None else self._now()) if free else None
         holder, ahead = _holder(client, self._name, self._run), self._ahead(client)
-        claimed = next((x for x in (holder if holder and holder.state and holder.state.is_running() else None, ahead) if x), None)
+        claimed = ahead is not None or (holder is not None and _comes_back(holder))
         waited = self._now() - self._free_since if self._free_since is not None else 0.0
-        if free and (claimed is None or waited > GRACE_S) and self._acquire(client):
+        if free and (not claimed or waited > GRACE_S) and self._acquire(client):
             return True
         if not free and holder is not None and _ended_long_ago(holder):
             client.release_concurrency_slots([self._name], 1, 1.0)  # its lease was lost with a restarted server
@@ -243,6 +243,11 @@ def _holder(client: SyncPrefectClient, name: str, run: UUID) -> FlowRun | None:
         return client.read_flow_run(UUID(noted))
     except ObjectNotFound:
         return None
+
+
+def _comes_back(run: FlowRun) -> bool:
+    """Tell whether a holder runs, or is about to after a crash; one that waits for a person gave the cluster back."""
+    return run.state is not None and not run.state.is_final() and not run.state.is_paused()
 
 
 def _ended_long_ago(run: FlowRun) -> bool:

@@ -13,15 +13,14 @@ from prefect.settings import PREFECT_API_URL
 
 def waiting_key(campaign_id: str, rest: str) -> str:
     """Return the key under which a campaign's flow run waits for an answer."""
-    return f"{campaign_id}:{rest}"
+    return f"{campaign_id}--{rest}"  # Prefect takes letters, digits and - only
 
 
 def waiting(client: SyncPrefectClient, campaign_id: str) -> list[FlowRun]:
     """Return the suspended flow runs of a campaign."""
     paused = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.PAUSED]))
     found = client.read_flow_runs(flow_run_filter=FlowRunFilter(state=paused), limit=200)
-    mine = waiting_key(campaign_id, "")
-    return [r for r in found if r.state and (r.state.state_details.pause_key or "").startswith(mine)]
+    return [r for r in found if r.state and (r.state.state_details.pause_key or "").rpartition("--")[0] == campaign_id]
 
 
 def wake(campaign_id: str, decision: str, *, by: str, why: str) -> int:

@@ -91,7 +91,7 @@ def ask(question: Question) -> Answer:
     text = f"{question.text()}\n\n{end}"
     create_markdown_artifact(key=f"{campaign_id}-review", markdown=text, description=f"waits for a person: {question.launch_id}")
     form = Answer.with_initial_data(description=text)
-    return suspend_flow_run(wait_for_input=form, key=waiting_key(campaign_id, f"{question.launch_id}:{key}"))
+    return suspend_flow_run(wait_for_input=form, key=waiting_key(campaign_id, f"{question.launch_id}-{key}"))
 
 
 def settled(campaign_id: str) -> None:
