@@ -185,5 +185,5 @@ def rerun(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps([r.data() for r in rows], indent=1, ensure_ascii=False))
         return code
-    print("\n".join(f"  {r.step:12}{r.key:24}{r.what}" for r in rows))
+    print("\n".join(f"  {r.step:13}{r.key:24}{r.what}" for r in rows))
     return code
