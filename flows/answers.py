@@ -26,14 +26,15 @@ def review(campaign: str, launch: str, decision: Literal["admit", "refuse"], by:
         by: Who decides; it goes on record, and into the report.
         why: The reason; it goes on record, and into the report.
     """
-    ledger = open_ledger(load_settings())
+    settings = load_settings()
+    ledger = open_ledger(settings)
     try:
         name = ledger.find(campaign)
         people.answer(ledger, name, launch, decision, by=by, why=why)
     finally:
         ledger.close()
-    wake(name, decision, by=by, why=why)
-    return f"{name}: {launch}: {decision}, {by}"
+    said = f"{name}: {launch}: {decision}, {by}"
+    return "; ".join(x for x in (said, wake(settings, name)) if x)
 
 
 @flow(name="direct", flow_run_name="{act} {campaign}", persist_result=True)
