@@ -17,7 +17,7 @@ from attuner.config import REPLAY, load_register
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.environment import Environment, Retunes
-from attuner.core.errors import Refused, UserError
+from attuner.core.errors import Broken, Refused, UserError
 from attuner.core.events import History
 from attuner.core.judgement import Shipment
 from attuner.core.news import ENDS, Alert
@@ -108,7 +108,7 @@ def _at_head(campaign: Campaign) -> Campaign:
 def _resolved(kit: Kit, campaign: Campaign, recipe: Recipe) -> tuple[EffectiveConfig | None, str]:
     try:
         return kit.stack.resolve(recipe, campaign), ""
-    except (Refused, UserError) as error:
+    except (Refused, UserError, Broken) as error:  # broken: the framework does not even start
         return None, f"the baseline can't be resolved: {error}"
 
 
@@ -118,7 +118,7 @@ def _frozen(kit: Kit, campaign: Campaign, folder: Path) -> tuple[Campaign, str]:
     work = campaign.workload.model_copy(update={"dataset": stated})
     try:
         dataset = kit.stack.freeze(campaign.model_copy(update={"workload": work}), folder)
-    except (Refused, UserError) as error:
+    except (Refused, UserError, Broken) as error:
         return campaign, f"its data can't be read: {error}"
     return campaign.model_copy(update={"workload": work.model_copy(update={"dataset": dataset})}), ""
 
