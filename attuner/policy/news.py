@@ -75,11 +75,13 @@ def _budget(history: History) -> Iterator[News]:
 
 
 def _reviews(history: History) -> Iterator[News]:
-    """Yield what waits for a person once the search is over: before, it may still be overtaken."""
+    """Yield what waits for a person and is faster than what may ship, once the search is over: before, it may be overtaken."""
     campaign = history.campaign()
     if history.stop() is None or campaign.gate.review != "before_ship":
         return
-    for score in leader.waiting(history):
+    best = leader.shippable(history)
+    beaten = best.tokens_per_s_per_gpu if best else 0.0
+    for score in (s for s in leader.waiting(history) if s.tokens_per_s_per_gpu > beaten):
         items = leader.open_reviews(history, score.launch_id)
         yield News(
             campaign_id=campaign.id,
