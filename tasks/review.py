@@ -29,6 +29,7 @@ from attuner.steps import people
 from attuner.steps import review as step
 from attuner.steps.review import Question
 from attuner.wiring import open_kit
+from tasks.tell import tell
 
 DEADLINE = "review-deadline"
 """Tag of the run that goes on when nobody answered."""
@@ -50,6 +51,7 @@ def reviewed(campaign_id: str) -> None:
     Called by the flow itself: a task can't be suspended.
     """
     with open_kit(campaign_id) as kit:
+        tell(campaign_id)
         asked = step.question(kit, campaign_id)
         while asked is not None:
             why_not = unaskable()

@@ -58,6 +58,13 @@ def test_a_leader_that_waits_for_a_person_is_told_and_so_is_the_refused_shipment
     assert "waits for a person's review" in found["refused"].text
 
 
+def test_what_is_slower_than_what_ships_asks_nobody(tmp_path: Path) -> None:
+    slower = Row(match={"bucket_size": 1000, "micro_batch_size": 1}, step_s=0.8)
+    found = told(tmp_path, UNCOVERED, {**MICRO, "parent": "l01"}, rows=(slower, FAST))
+    assert "review" not in found
+    assert found["finished"].text.startswith("finished: shipped l07")
+
+
 def test_a_leader_that_the_re_measurement_does_not_confirm_is_a_refused_shipment(tmp_path: Path) -> None:
     made = Lab(tmp_path, [Row(match={"micro_batch_size": 4}, step_s=0.9), REST])
     kit = made.kit()
