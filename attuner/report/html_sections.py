@@ -48,7 +48,7 @@ def diagnosis(facts: ReportFacts) -> str:
     """Return what bounded the baseline's step, and what bounds what leads now: shares, bounds, levers."""
     parts: list[str] = []
     for name, d in facts.details.diagnoses:
-        title = f"The baseline ({d.launch_id})" if name == "baseline" else f"What ships or leads ({d.launch_id})"
+        title = said.diagnosed(facts, name, d.launch_id)
         parts += [f"<h3>{esc(title)}</h3>", _bottlenecks(d), items(said.diagnosis_notes(d)) if said.diagnosis_notes(d) else ""]
     if not parts:
         return ""

@@ -34,7 +34,7 @@ def diagnosis(facts: ReportFacts) -> list[str]:
     """Return the largest bounds of the baseline's step, and of what leads now."""
     blocks: list[str] = []
     for name, d in facts.details.diagnoses:
-        title = f"The baseline ({esc(d.launch_id)}):" if name == "baseline" else f"What ships or leads ({esc(d.launch_id)}):"
+        title = f"{esc(said.diagnosed(facts, name, d.launch_id))}:"
         rows = [
             [esc(said.part_name(b.name)), share_pct(b.share), pct(b.max_gain), esc(", ".join(b.levers[:SHOWN])) or DASH]
             for b in d.bottlenecks[:SHOWN]

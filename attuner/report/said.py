@@ -16,7 +16,7 @@ from attuner.report.terminal import DASH, MINUS, pct, rate, share_pct
 from attuner.report.words import clean, number
 
 BOUND_MEANS = (
-    "At most: the gain if this part of the step vanished and nothing else grew, 1/(1 − share) − 1. "
+    "At most: the gain if this part of the step vanished and nothing else grew, 1/(1−share)−1. "
     "No launch can gain more on that part alone; most gain far less."
 )
 VERDICTS_MEAN = (
@@ -149,6 +149,14 @@ def part_name(name: str) -> str:
     if kind == "exposed_comm":
         return f"exposed {group.replace('_', '-')} communication" if group else "exposed communication"
     return clean(name.replace("_", " "))
+
+
+def diagnosed(facts: ReportFacts, name: str, launch_id: str) -> str:
+    """Return whose step a diagnosis is of."""
+    if name == "baseline":
+        return f"The baseline ({launch_id})"
+    who = "The best candidate" if claims.kept(facts) else "What ships" if facts.state == "shipped" else "What leads"
+    return f"{who} ({launch_id})"
 
 
 def diagnosis_notes(d: Diagnosis) -> list[str]:

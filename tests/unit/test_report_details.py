@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from report_lab import CONTEXT, PRICE, SHAPE, spoken_events
 from test_report_campaign import GPUS, campaign_events
-from test_report_pages import Page, answers
+from test_report_pages import EVIL, Page, answers, poisoned
 
 from attuner.core.events import Event
 from attuner.core.people import Invalidated
@@ -336,3 +336,23 @@ def test_every_page_can_be_read_at_every_moment(facts: ReportFacts) -> None:
         assert html.render(some)
         assert markdown.render(some)
     assert facts.num_events == len(events)
+
+
+def test_what_people_jobs_and_authors_wrote_never_becomes_markup(facts: ReportFacts) -> None:
+    events = []
+    for e in spoken_events():
+        record = poisoned(e.record)
+        if e.kind in ("directive", "review", "invalidated"):
+            record |= {k: EVIL for k in ("by", "why", "lever") if record.get(k)}
+        elif e.kind == "trial":
+            record |= {"versions": {EVIL: EVIL}, "hardware": [EVIL]}
+        elif e.kind == "campaign":
+            record["published"] = {**record["published"], "source": EVIL, "unit": EVIL, "note": EVIL}
+        events.append(e.model_copy(update={"record": record}))
+    found, clean_page = gather(events, CONTEXT), Page(html.render(facts))
+    page, reader = Page(html.render(found)), pytest.importorskip("markdown_it").MarkdownIt("commonmark").enable("table")
+    assert page.tags <= clean_page.tags
+    assert {k for k, _ in page.attributes} <= {k for k, _ in clean_page.attributes}
+    assert page.words.count("<script>alert(1)</script>") > 20  # shown as text
+    tokens = [t.type for top in reader.parse(markdown.render(found)) for t in (top, *(top.children or []))]
+    assert not {"html_inline", "html_block", "link_open", "image"} & set(tokens)
