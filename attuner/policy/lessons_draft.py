@@ -21,6 +21,8 @@ from attuner.policy.tried import Tried
 
 MAX_NAMED = 4
 """Arguments that a draft's text spells out."""
+MAX_TOLD = 8
+"""Trials that the text of a draft of trials that disagree tells one by one."""
 MAX_WORD = 30
 
 
@@ -182,7 +184,9 @@ def _text(same: Sequence[Tried], *, mixed: bool, when: dict[str, Value]) -> str:
     more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     campaigns = len({t.campaign.id for t in same})
     trials = f"{len(same)} trial{'s' if len(same) > 1 else ''} of {campaigns} campaign{'s' if campaigns > 1 else ''}"
-    what = "went either way: " + "; ".join(f"{_came_words([t])} ({t.evidence})" for t in same) if mixed else _came_words(same)
+    told = "; ".join(f"{_came_words([t])} ({t.evidence})" for t in same[:MAX_TOLD])
+    rest = f"; and {len(same) - MAX_TOLD} more" if len(same) > MAX_TOLD else ""
+    what = f"went either way: {told}{rest}" if mixed else _came_words(same)
     seen = [f"{k}={_word(v)}" for k, v in when.items() if k not in first.sets]
     held = f" Seen only with {', '.join(seen[:MAX_NAMED])}{' …' if len(seen) > MAX_NAMED else ''}." if seen else ""
     odd = first.campaign.stack.version
