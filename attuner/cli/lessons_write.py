@@ -23,6 +23,8 @@ from attuner.settings import Settings, load_settings
 from attuner.steps.lessons_write import DRAFTS, known_lessons, rests_on
 from attuner.steps.lessons_write import pasts as all_pasts
 
+MAX_CITED = 8
+"""Trials that a line names."""
 RESULTS: tuple[AuditResult, ...] = ("correct", "one campaign", "not checkable", "too broad", "wrong", "unsupported")
 
 
@@ -101,11 +103,16 @@ def export(arguments: argparse.Namespace) -> int:
         print(json.dumps(told, indent=1, ensure_ascii=False))
         return 0
     for lesson in done.drafts:
-        print(f"draft {lesson.id}\n   {lesson.text}\n   rests on {', '.join(lesson.evidence)}")
+        print(f"draft {lesson.id}\n   {lesson.text}\n   rests on {_cited(lesson.evidence)}")
     print(f"{len(done.drafts)} drafts from {done.shown} of {done.ended} search launches ({done.known} known already)")
     print("\n".join(f"wrote {f}" for f in done.files) or "nothing to write")
     _say_unread(done.unread)
     return 0
+
+
+def _cited(evidence: list[str]) -> str:
+    more = len(evidence) - MAX_CITED
+    return ", ".join(evidence[:MAX_CITED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _say_unread(unread: list[str]) -> None:
@@ -153,7 +160,7 @@ def _waiting(files: dict[Path, list[Lesson]], *, as_json: bool) -> int:
         print(json.dumps([{"file": str(file), **x.data()} for file, x in waiting], indent=1, ensure_ascii=False))
         return 0
     for file, lesson in waiting:
-        print(f"{lesson.id}  {file}\n   {lesson.text}\n   rests on {', '.join([*lesson.evidence, *lesson.source])}")
+        print(f"{lesson.id}  {file}\n   {lesson.text}\n   rests on {_cited([*lesson.evidence, *lesson.source])}")
     print(f"{len(waiting)} wait for a person: --as NAME --accept ID, or --as NAME --reject ID --why TEXT")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from attuner.core.lesson import CampaignSummary, Drafted, Lesson
 
 MAX_TRIED = 40
+MAX_CITED = 8
 
 
 def render(campaign_id: str, summary: CampaignSummary | None, drafted: Drafted) -> str:
@@ -40,4 +41,6 @@ def _drafts(drafted: Drafted) -> list[str]:
 
 def _draft(lesson: Lesson) -> str:
     by = " The last words are the model's." if lesson.drafted == "model" else ""
-    return f"**{lesson.id}** · {lesson.effect}\n\n> {lesson.text}\n\nRests on {', '.join(lesson.evidence)}.{by}"
+    more = len(lesson.evidence) - MAX_CITED
+    rests = ", ".join(lesson.evidence[:MAX_CITED]) + (f" and {more} more" if more > 0 else "")
+    return f"**{lesson.id}** · {lesson.effect}\n\n> {lesson.text}\n\nRests on {rests}.{by}"

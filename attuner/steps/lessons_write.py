@@ -35,6 +35,8 @@ DRAFTS = "lessons"
 """Folder of drafts in ATTUNER_HOME."""
 THREAD = "lessons"
 """The conversation in which a campaign's model words its drafts."""
+RECENT = 50
+"""Campaigns of the ledger, from the newest back, whose trials a campaign's drafts may rest on as well."""
 MAX_WORDS = 400
 """Characters that a model may add to one draft."""
 SYSTEM = f"""\
@@ -72,10 +74,10 @@ class Pasts:
     """Ids of campaigns that another version of attuner wrote, and that this one can't read."""
 
 
-def pasts(ledger: Ledger) -> Pasts:
-    """Return what every campaign of a ledger showed."""
+def pasts(ledger: Ledger, *, newest: int = 0) -> Pasts:
+    """Return what every campaign of a ledger showed; of so many newest ones if `newest` is not 0."""
     found = Pasts([], [], [])
-    for name in ledger.campaigns():
+    for name in ledger.campaigns()[-newest:]:  # -0 is the first
         history = History(ledger.history(name))
         try:
             shown = tried(history)
@@ -132,7 +134,7 @@ def _draft(kit: Kit, history: History, shown: list[str]) -> Drafted:
     folder = home / DRAFTS / campaign.stack.name
     project = [kit.lessons_dir] if kit.lessons_dir is not None else []
     lessons = known_lessons([*project, home / DRAFTS])
-    candidates = [x for x in lessons_draft.drafts(pasts(kit.ledger).records) if rests_on(x, campaign.id)]
+    candidates = [x for x in lessons_draft.drafts(pasts(kit.ledger, newest=RECENT).records) if rests_on(x, campaign.id)]
     new = [x for x in candidates if not lessons_draft.said_already(x, (known for _, known in lessons.values()))]
     worded, said = _worded(kit, history, new)
     if new:
