@@ -10,6 +10,7 @@ from typing import Any
 
 from prefect import flow
 from prefect.artifacts import create_table_artifact
+from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
 from attuner.core.environment import short
@@ -51,10 +52,10 @@ def nightly(watch: str = "configs/watch.yaml", only: str = "", dry_run: bool = F
 
 def one(watch: str, name: str, *, dry_run: bool) -> dict[str, Any]:
     """Do what is due about one recipe; whatever goes wrong with it stays with it."""
-    try:
-        plan = Plan.model_validate(look(watch, name))
-    except AttunerError as error:
-        return {"recipe": name, "outcome": "could not be looked at", "why": str(error), "changes": "", "campaign": ""}
+    looked = look(watch, name, return_state=True)
+    if not looked.is_completed():
+        return {"recipe": name, "outcome": "could not be looked at", "why": told(looked), "changes": "", "campaign": ""}
+    plan = Plan.model_validate(looked.result())
     row = {
         "recipe": name,
         "outcome": SAID[plan.act],
@@ -64,25 +65,39 @@ def one(watch: str, name: str, *, dry_run: bool) -> dict[str, Any]:
     }
     if dry_run or plan.act in ("nothing", "wait"):
         return row
-    return {**row, **done(watch, name, plan)}
+    try:
+        return {**row, **done(watch, name, plan)}
+    except AttunerError as error:  # on the way to record or tell what went wrong
+        return {**row, "outcome": "broke off", "why": f"{plan.why}; {error}"}
 
 
 def done(watch: str, name: str, plan: Plan) -> dict[str, str]:
     """Run the campaign that is due, and say how it ended."""
     if plan.act == "broken":
         return {"why": alarm_unborn(plan, plan.why)}
-    try:
-        campaign_id = plan.campaign_id if plan.act == "resume" else born(watch, name, plan.data())
-    except Transient as error:
-        return {"outcome": "contact lost", "why": str(error)}
-    except AttunerError as error:
-        return {"outcome": SAID["broken"], "why": alarm_unborn(plan, str(error))}
+    campaign_id = plan.campaign_id
+    if plan.act != "resume":
+        birth = born(watch, name, plan.data(), return_state=True)
+        if later(birth):
+            return {"outcome": "begins later", "why": told(birth)}
+        if not birth.is_completed():
+            return {"outcome": SAID["broken"], "why": alarm_unborn(plan, told(birth))}
+        campaign_id = birth.result()
     state = campaign(campaign_id=campaign_id, return_state=True)
+    row = {"campaign": campaign_id}
     if state.is_completed():
-        return {"outcome": f"{SAID[plan.act]}: {campaign_id} ended", "campaign": campaign_id}
+        return {**row, "outcome": f"{SAID[plan.act]}: {campaign_id} ended"}
+    if later(state):
+        return {**row, "outcome": f"{campaign_id} goes on later", "why": told(state)}
+    return {**row, "outcome": f"{campaign_id} failed", "why": alarm(campaign_id, told(state))}
+
+
+def later(state: State[Any]) -> bool:
+    """Tell whether the next night may simply go on: contact was lost, or somebody else is at it."""
+    return not state.is_completed() and type(state.result(raise_on_failure=False)) in (Transient, Refused)
+
+
+def told(state: State[Any]) -> str:
+    """Return what went wrong, as one line."""
     failed = state.result(raise_on_failure=False)
-    said = mask(str(failed) or str(state.message))
-    if type(failed) in (Transient, Refused):
-        # contact lost, or somebody else runs it: the next night goes on with it
-        return {"outcome": f"{campaign_id} goes on later", "why": said, "campaign": campaign_id}
-    return {"outcome": f"{campaign_id} failed", "why": alarm(campaign_id, said), "campaign": campaign_id}
+    return mask(" ".join(str(failed or state.message or state.name).split()))

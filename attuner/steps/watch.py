@@ -13,7 +13,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from attuner.config import REPLAY, load_register
+from attuner.config import REPLAY, load_register, register_lock
 from attuner.core.base import Record
 from attuner.core.campaign import Campaign
 from attuner.core.environment import Environment, Retunes
@@ -77,7 +77,7 @@ def plan(kit: Kit, entry: Watched, campaign: Campaign, *, folder: Path) -> Plan:
     now = read_environment(kit, campaign, effective)
     seen = {"name": entry.name, "environment": now, "version": now.declared["framework"], "commit": campaign.stack.commit}
     mine = list(_mine(kit.ledger, campaign))
-    held = _unfinished(mine, now, entry) if mine else None
+    held = _unfinished(kit, mine, now, entry) if mine else None
     if held is not None:
         return Plan.model_validate({**seen, **held})
     if why := _tried_in_vain(kit.ledger, entry, now):
@@ -149,14 +149,19 @@ def _finished(history: History) -> bool:
     return shipment is not None and not shipment.on_paper and people.cancelled(history) is None
 
 
-def _unfinished(mine: list[History], now: Environment, entry: Watched) -> dict[str, str] | None:
-    """Return what to do about the newest campaign if it did not finish on this very environment; None: go on comparing."""
+def _unfinished(kit: Kit, mine: list[History], now: Environment, entry: Watched) -> dict[str, str] | None:
+    """Return what to do about the newest campaign if it did not finish on this very environment; None: go on comparing.
+
+    One whose judging code was upgraded meanwhile can't go on: a campaign never changes its judge.
+    """
     newest = mine[0]
     name, said = newest.campaign().id, people.cancelled(newest)
     if _finished(newest) or drift.diff(drift.lived(newest), now, ignore=entry.ignore):
         return None
     if said is not None:
         return {"act": "wait", "why": f"{name} was cancelled by {said.by}, and nothing changed since", "campaign_id": name}
+    if newest.campaign().register_lock != register_lock(kit.rules_dir, newest.campaign().stack.name):
+        return None
     ended = [a for a in newest.all("alert", Alert) if a.kind in ENDS]
     if ended:
         why = f"{name} ended without a shipment, and nothing changed since: {ended[-1].text}"

@@ -148,6 +148,13 @@ def test_what_was_cut_off_in_another_environment_is_left_alone(tmp_path: Path) -
     assert look(cut_off(tmp_path), tmp_path, torch="2.14.0").act == "first"
 
 
+def test_what_was_cut_off_under_other_judging_code_is_left_alone(tmp_path: Path) -> None:
+    made = cut_off(tmp_path)
+    (made.rules / "mcore" / "more.yaml").write_text("[]")
+    rules = ENTRY.model_copy(update={"ignore": ["rules"]})
+    assert look(made, tmp_path, entry=rules).act == "first"
+
+
 def test_what_ended_in_an_alert_waits_until_something_changes(tmp_path: Path) -> None:
     made = cut_off(tmp_path)
     kit = kit_of(made)
