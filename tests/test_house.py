@@ -24,6 +24,7 @@ FLOORS = {
         "attuner.ports": 2,
         "attuner.config": 2,
         "attuner.lessonfiles": 2,
+        "attuner.proposals": 2,
         "attuner.notify": 2,
         "attuner.settings": 2,
         "attuner.source": 2,

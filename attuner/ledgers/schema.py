@@ -81,8 +81,7 @@ _LATEST: Final = (
     SELECT campaign_id, split_part(hidden, ' ', 1) AS kind, substr(hidden, strpos(hidden, ' ') + 1) AS key, max(n) AS by_n
     FROM (SELECT campaign_id, n, unnest(from_json(record->'$.hides', '["VARCHAR"]')) AS hidden
           FROM events WHERE kind = 'invalidated')
-    WHERE split_part(hidden, ' ', 1) IN (%s) GROUP BY ALL"""
-    % ", ".join(f"'{kind}'" for kind in sorted(HIDEABLE)),
+    WHERE split_part(hidden, ' ', 1) IN ({}) GROUP BY ALL""".format(", ".join(f"'{kind}'" for kind in sorted(HIDEABLE))),
     """CREATE OR REPLACE VIEW latest AS SELECT e.* FROM events e
     LEFT JOIN set_aside s ON s.campaign_id = e.campaign_id AND s.kind = e.kind AND s.key = e.key AND e.n < s.by_n
     WHERE s.by_n IS NULL

@@ -6,23 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from book import Book
-from lab import ID, LAYOUT, MICRO, UNCOVERED, Lab, begin, campaign, finish, play, search
-from test_leader import ADMIT, REVIEW, book, searched, shipped
+from lab import ID, LAYOUT, MICRO, Lab, begin, campaign, finish, play, search
 
 from attuner.core.errors import Refused, UserError
 from attuner.core.events import History
-from attuner.core.judgement import Note
-from attuner.core.people import Directive, ReviewAnswer
+from attuner.core.people import Directive
 from attuner.core.search import Stop
 from attuner.launchers.replay import Row
 from attuner.ledgers.memory import MemoryLedger
-from attuner.policy import budget, leader, people, stopping
+from attuner.policy import budget, people
 from attuner.ports import Brief
 from attuner.proposals import Proposal, read_proposals
-from attuner.proposers.manual import Manual
 from attuner.steps import people as said
-from attuner.steps import review
 from attuner.steps.hypothesize import waits_for
 
 FASTER = Row(match={"micro_batch_size": 4}, step_s=0.5)
@@ -210,221 +205,6 @@ def test_a_campaign_cancelled_while_it_calibrates_ends_without_an_error(tmp_path
     assert calibrate(kit, ID, number=1) is None
     search(kit)
     assert ship(kit, ID).reason.startswith("cancelled by Ada")
-
-
-# ------------------------------------------------------------------------------------------------------- reviews
-
-
-def answered(made: Book, launch_id: str, decision: str, **more: Any) -> None:
-    history = made.history
-    launch = history.launch(launch_id)
-    assert launch is not None
-    body = {"launch_id": launch_id, "recipe": launch.recipe, "decision": decision, "by": "Ada", "why": "I looked"}
-    items = list(people.all_items(history, launch_id))
-    made.put("review", launch_id, ReviewAnswer.model_validate({**body, "items": items, **more}))
-
-
-def test_what_a_person_admits_may_ship() -> None:
-    made = book()
-    searched(made, 1, 150.0, ADMIT)
-    searched(made, 2, 200.0, REVIEW)
-    assert shipped(made) == "l01"
-    answered(made, "l02", "admit")
-    assert shipped(made) == "l02"
-    assert leader.open_reviews(made.history, "l02") == []
-
-
-@pytest.mark.parametrize("decision", ["refuse", "unanswered"])
-def test_what_nobody_admits_does_not(decision: str) -> None:
-    made = book()
-    searched(made, 1, 150.0, ADMIT)
-    searched(made, 2, 200.0, REVIEW)
-    answered(made, "l02", decision)
-    assert shipped(made) == "l01"
-
-
-def test_what_a_person_refuses_does_not_ship_even_where_reviews_are_only_reported() -> None:
-    made = book(review="report_only")
-    searched(made, 2, 200.0, REVIEW)
-    assert shipped(made) == "l02"
-    answered(made, "l02", "refuse")
-    assert shipped(made) == ""
-
-
-def test_an_answer_covers_only_what_was_open_when_it_was_given() -> None:
-    made = book()
-    searched(made, 2, 200.0, REVIEW)
-    answered(made, "l02", "admit", items=[])
-    assert shipped(made) == ""
-
-
-def look(made: Book, launch_id: str, recipe: str, *, deviation: float | None, decision: str = "review") -> None:
-    finding = {"rule": "TOL-1", "decision": decision, "key": "loss", "reason": "between the limits", "deviation": deviation}
-    made.verdict(f"{launch_id}#1", decision, recipe, finding)
-    made.verdict(f"{launch_id}#1:update", "admit", recipe)
-
-
-@pytest.mark.parametrize(("later", "covered"), [(0.02, True), (0.029, True), (0.031, False), (-0.04, False), (None, False)])
-def test_a_measurement_is_covered_only_about_as_far_off_as_the_person_saw_it(later: float | None, covered: bool) -> None:
-    made = book()
-    searched(made, 2, 200.0, ADMIT, decision="review", new_leader=False)
-    recipe = made.history.launch("l02").recipe  # type: ignore[union-attr]
-    look(made, "l02", recipe, deviation=0.02)
-    answered(made, "l02", "admit")
-    assert shipped(made) == "l02", "what the looks left open may ship once a person admitted it"
-    made.ran("l09", recipe=recipe, kind="remeasure")
-    look(made, "l09", recipe, deviation=later)
-    assert people.looks_stand(made.history, "l09") is covered
-
-
-def test_a_refusal_of_a_look_is_not_for_a_person_to_admit() -> None:
-    made = book()
-    searched(made, 2, 200.0, REVIEW, decision="refuse", new_leader=False)
-    recipe = made.history.launch("l02").recipe  # type: ignore[union-attr]
-    look(made, "l02", recipe, deviation=9.0, decision="refuse")
-    answered(made, "l02", "admit")
-    assert shipped(made) == ""
-    assert not people.looks_stand(made.history, "l02")
-
-
-def test_a_refused_attempt_that_passes_when_run_again_waits_for_a_person() -> None:
-    made = book()
-    searched(made, 2, 200.0, ADMIT)
-    recipe = made.history.launch("l02").recipe  # type: ignore[union-attr]
-    look(made, "l02", recipe, deviation=9.0, decision="refuse")
-    made.settle("l02", 1.0, number=2)
-    from book import trial
-
-    made.put("trial", "l02", trial(launch_id="l02", attempt=2))
-    assert "attempt 1 was refused" in leader.open_reviews(made.history, "l02")[0]
-    assert shipped(made) == ""
-
-
-def test_a_campaign_asks_for_what_would_ship_and_ships_it_once_admitted(tmp_path: Path) -> None:
-    made = lab(tmp_path, BUCKET, FASTER)
-    kit = made.kit()
-    begin(kit, campaign(MICRO, {**UNCOVERED, "parent": "l01"}))
-    search(kit)
-    asked = review.question(kit, ID)
-    assert asked is not None
-    assert (asked.launch_id, asked.instead) == ("l07", "l06")
-    assert "could not decide" in asked.text()
-    said.answer(words(made), ID, "l07", "admit", **BY)
-    assert review.question(kit, ID) is None
-    assert finish(kit).launch_id == "l07"
-
-
-def test_nobody_answers_and_the_best_without_open_review_ships(tmp_path: Path) -> None:
-    made = lab(tmp_path, BUCKET, FASTER)
-    kit = made.kit()
-    begin(kit, campaign(MICRO, {**UNCOVERED, "parent": "l01"}))
-    search(kit)
-    review.unanswered(kit, ID, "l07", why="nobody answered within 24 h")
-    assert review.question(kit, ID) is None
-    assert finish(kit).launch_id == "l06"
-
-
-def test_an_answer_after_the_shipment_decides_it_again(tmp_path: Path) -> None:
-    from attuner.steps.rerun import rerun
-
-    made = lab(tmp_path, BUCKET, FASTER)
-    moves = (MICRO, {**UNCOVERED, "parent": "l01"})
-    assert play(made.kit(), campaign(*moves)).launch_id == "l06"
-    made.store.holders.clear()
-    said.answer(words(made), ID, "l07", "admit", **BY)
-    rerun(words(made), ID, "ship", **BY)
-    made.store.holders.clear()
-    assert play(made.kit(), campaign(*moves)).launch_id == "l07"
-    assert made.history().remeasurement().leader == "l07"  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize(
-    ("launch", "given", "kind", "what"),
-    [
-        ("l06", {"by": ""}, UserError, "say who you are"),
-        ("l07", {"why": ""}, UserError, "give the reason"),
-        ("l99", {}, UserError, "no such scored launch"),
-        ("l06", {}, UserError, "nothing waits"),
-    ],
-)
-def test_an_answer_that_cant_be_meant_is_one_line(
-    tmp_path: Path, launch: str, given: dict[str, str], kind: type[Exception], what: str
-) -> None:
-    made = lab(tmp_path, BUCKET, FASTER)
-    kit = made.kit()
-    begin(kit, campaign(MICRO, {**UNCOVERED, "parent": "l01"}))
-    search(kit)
-    with pytest.raises(kind, match=what):
-        said.answer(words(made), ID, launch, "admit", **{**BY, **given})
-
-
-# ---------------------------------------------------------------------------------------------------------- stops
-
-
-def stopped(made: Book, *evidence: str, reason: str = "enough") -> list[str]:
-    return stopping.problems(made.history, Stop(reason=reason, evidence=list(evidence)), "h09")
-
-
-def test_a_stop_rests_on_what_the_records_say() -> None:
-    made = book()
-    searched(made, 1, 150.0, ADMIT, gain=0.5, gain_over_baseline=0.5)
-    assert stopped(made, "l01 gave +50.0%, and nothing is left") == []
-    assert stopped(made, "best left is inside the band 3.0%") == []
-    assert "no such launch" in stopped(made, "l44 was worse")[0]
-    assert "not what was measured" in stopped(made, "l01 gave +5%")[0]
-    assert "the band is 3.0%" in stopped(made, "inside the band 30%")[0]
-    assert "held against the records" in stopped(made, "I am tired")[0]
-    assert "no evidence" in stopped(made, "  ")[0]
-
-
-def test_a_model_that_can_make_no_move_needs_no_other_evidence() -> None:
-    made = book()
-    assert stopped(made, "0.9 of 1 dollars")
-    made.put("note", stopping.no_dollars("h09"), Note(text="dollar limit"))
-    assert stopped(made, "0.9 of 1 dollars") == []
-
-
-class Quitter:
-    """A proposer that gives up at once, for no reason that holds."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def ask(self, brief: Brief) -> Stop:
-        self.asked += 1
-        return Stop(reason="done", evidence=["everything was tried"])
-
-    def close(self) -> None:
-        pass
-
-
-def test_a_stop_that_does_not_hold_is_refused_on_record_and_asked_again(tmp_path: Path) -> None:
-    quitter = Quitter()
-    made = lab(tmp_path, proposer=quitter)
-    play(made.kit(), campaign())
-    history = made.history()
-    assert quitter.asked == stopping.TRIES
-    assert history.stop().reason == "the proposer gives up, and its evidence does not hold"  # type: ignore[union-attr]
-    assert "stop refused" in history.find("note", "stop h01", Note).text  # type: ignore[union-attr]
-
-
-def test_manual_stops_with_evidence_that_holds() -> None:
-    made = book()
-    searched(made, 1, 150.0, ADMIT)
-    assert stopping.problems(made.history, Manual().ask(made.brief()), "h02") == []  # type: ignore[arg-type]
-
-
-def test_manual_waits_for_a_person(tmp_path: Path) -> None:
-    made = lab(tmp_path, FASTER, proposer=Manual())
-    kit = made.kit()
-    begin(kit, campaign(proposer={"name": "manual", "wait_h": 2.0}))
-    assert "waits for a person's move" in waits_for(kit, ID, "h01")
-    said.queue(words(made), ID, Proposal.model_validate(MICRO).hypothesis(), **BY)
-    assert waits_for(kit, ID, "h01") == ""
-    made.clock.sleep(3 * 3600)
-    search(kit)
-    assert made.history().leader() == "l06"
-    assert "nobody proposed" in made.history().stop().reason  # type: ignore[union-attr]
 
 
 # --------------------------------------------------------------------------------------------------------- records
