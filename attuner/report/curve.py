@@ -112,10 +112,12 @@ def _best(f: _Frame, facts: ReportFacts, rows: list[LaunchRow]) -> str:
     if facts.calibration is None:
         return ""
     begun = max((r.spent_after for r in rows if r.id in facts.calibration.launches), default=0.0)
-    path = [f"M{f.x(begun):.1f} {f.y(facts.calibration.mean):.1f}"]
-    for r in rows:
-        if r.new_leader and r.tokens_per_s:
-            path.append(f"H{f.x(r.spent_after):.1f}V{f.y(r.tokens_per_s):.1f}")
+    path, best = [f"M{f.x(begun):.1f} {f.y(facts.calibration.mean):.1f}"], facts.calibration.mean
+    # by what was charged: a launch that a person had run again stands where its last attempt was settled
+    for r in sorted(rows, key=lambda r: r.spent_after):
+        if r.new_leader and r.tokens_per_s and r.tokens_per_s > best:
+            best = r.tokens_per_s
+            path.append(f"H{f.x(r.spent_after):.1f}V{f.y(best):.1f}")
     end = max(r.spent_after for r in rows)
     return f'<path class="best" d="{"".join(path)}H{f.x(end):.1f}"/>'
 

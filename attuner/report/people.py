@@ -75,9 +75,9 @@ def _directive(event: Event, history: History, units: Units) -> Word:
         "pause": "paused the campaign",
         "go_on": "let it go on",
         "budget": f"set the budget to {units.spent(word.gpu_hours or 0.0)}",
-        "finish": "ended the search",
+        "finish": "ended the search; what led was to be measured again and shipped",
         "cancel": "cancelled the campaign",
-    }[word.act]
+    }.get(word.act, word.act.replace("_", " "))
     return Word(event.at, word.by, said, word.why, followed)
 
 
