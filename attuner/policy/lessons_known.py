@@ -78,12 +78,12 @@ def _before(before: dict[str, Value], key: str) -> str:
 
 def _where(lesson: Lesson) -> list[str]:
     scope = lesson.scope
-    models = [KINDS.get(m, m) for m in scope.models]
+    models = [KINDS.get(m, m.strip("*")) for m in scope.models]
     said = {
         "framework": STACKS.get(scope.stack, scope.stack),
         "version": scope.versions,
         "model": " or ".join(models),
-        "hardware": " or ".join(scope.hardware),
+        "hardware": " or ".join(m.strip("*") for m in scope.hardware),
         "devices": scope.gpus,
     }
     return [f"- {k}: {v}" for k, v in said.items() if v] or ["- anywhere"]
