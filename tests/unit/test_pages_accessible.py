@@ -76,7 +76,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     for kind in ("index.html", "recipes/*.html", "reports/*.html"):
         first = next((folder / "site").glob(kind))
         found[f"site {kind}"] = first
-    return {name: file.as_uri() for name, file in found.items()}
+    addresses = {name: file.as_uri() for name, file in found.items()}
+    a, b = sorted(file.stem for file in (folder / "site" / "recipes").glob("*.html"))[-2:]
+    return {**addresses, "site compared": f"{addresses['site index.html']}#compare={a},{b}"}
 
 
 @pytest.mark.parametrize("size", SIZES)
