@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import gc
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 from attuner.cli import read
+from attuner.cli.reading import SITE, Unreadable, no_collection, told
 from attuner.cli.spend import read_prices
 from attuner.core.errors import UserError
 from attuner.settings import load_settings
@@ -17,20 +15,8 @@ from attuner.settings import load_settings
 
 def board(arguments: argparse.Namespace) -> int:
     """Print one line per campaign, or write the site of all of them."""
-    with _no_collection():
+    with no_collection():
         return _board(arguments)
-
-
-@contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
-    """Look for no cycles meanwhile: a year's events hold none, and looking takes a third of the time."""
-    was = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was:
-            gc.enable()
 
 
 def _board(arguments: argparse.Namespace) -> int:
@@ -38,7 +24,8 @@ def _board(arguments: argparse.Namespace) -> int:
         if arguments.prices:
             raise UserError("board: --prices goes with --html DIR; `attuner spend --prices FILE` prints the account")
         return read.board(arguments)
-    from attuner.report.board_site import site
+    from attuner.report.board_rows import entry, ordered
+    from attuner.report.board_site import files_of
     from attuner.report.site_files import write_site
     from attuner.wiring import open_ledger
 
@@ -47,7 +34,10 @@ def _board(arguments: argparse.Namespace) -> int:
     ledger = open_ledger(settings)
     names = ledger.campaigns()
     folder = Path(arguments.html)
-    changed = write_site(folder, site((ledger.history(name) for name in names), prices))
+    found = [told(name, past, lambda e: entry(e, prices)) for name, past in ledger.histories(names, without=SITE)]
+    unread = [f for f in found if isinstance(f, Unreadable)]
+    entries = ordered(f for f in found if not isinstance(f, Unreadable))
+    changed = write_site(folder, files_of(entries, [u.line() for u in unread]))
     page = folder / "index.html"
     if arguments.json:
         print(json.dumps({"page": str(page), "campaigns": len(names), "changed": [str(p) for p in changed]}))

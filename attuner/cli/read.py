@@ -9,6 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attuner.cli.reading import STATUS, Unreadable, board_events, no_collection, told
 from attuner.core.errors import UserError
 from attuner.core.events import History
 from attuner.policy import budget
@@ -34,13 +35,16 @@ def status(arguments: argparse.Namespace) -> int:
         else:
             print("\n".join([detail(data, history), *(bottleneck_lines(diagnosis) if diagnosis else [])]))
         return 0
-    rows = [one(h) for name in ledger.campaigns() if (h := History(ledger.history(name))).all("campaign", _campaign())]
+    with no_collection():
+        found = [
+            told(name, past, lambda e: one(History(e))) for name, past in ledger.histories(ledger.campaigns(), without=STATUS)
+        ]
     if arguments.json:
-        print(json.dumps(rows, indent=1, ensure_ascii=False))
-    elif not rows:
+        print(json.dumps([r.row("stage") if isinstance(r, Unreadable) else r for r in found], indent=1, ensure_ascii=False))
+    elif not found:
         print(f"no campaign yet in {settings.ledger}; start one with `attuner run FILE`")
     else:
-        print("\n".join(line(row) for row in rows))
+        print("\n".join(r.line() if isinstance(r, Unreadable) else line(r) for r in found))
     return 0
 
 
@@ -154,8 +158,13 @@ def board(arguments: argparse.Namespace) -> int:
     from attuner.wiring import open_ledger
 
     ledger = open_ledger(load_settings(project=arguments.project))
-    rows = table.rows(ledger.history(name) for name in ledger.campaigns())
-    print(json.dumps(rows, indent=1, ensure_ascii=False) if arguments.json else table.text(rows), end="")
+    found = [told(name, past, table.brief) for name, past in board_events(ledger, ledger.campaigns())]
+    unread = [f for f in found if isinstance(f, Unreadable)]
+    rows = table.ordered(f for f in found if not isinstance(f, Unreadable))
+    if arguments.json:
+        print(json.dumps([*rows, *(u.row("state") for u in unread)], indent=1, ensure_ascii=False), end="")
+        return 0
+    print(table.text(rows) if rows or not unread else "", *(u.line() + "\n" for u in unread), sep="", end="")
     return 0
 
 
@@ -184,13 +193,14 @@ def ledger_verify(arguments: argparse.Namespace) -> int:
     if not settings.ledger.exists():
         raise UserError(f"{settings.ledger}: no ledger there; set ATTUNER_HOME or run a campaign first")
     ledger = open_ledger(settings)
-    problems = ledger.verify(ledger.find(arguments.campaign) if arguments.campaign else None)
+    with no_collection():
+        problems = ledger.verify(ledger.find(arguments.campaign) if arguments.campaign else None)
     if arguments.json:
         print(json.dumps([p.data() for p in problems], indent=1))
     elif problems:
         print("\n".join(p.line() for p in problems))
     else:
-        counts = {name: len(ledger.history(name)) for name in ledger.campaigns()}
+        counts = ledger.counts()
         print(
             f"{settings.ledger}: sound; {sum(counts.values())} events in {len(counts)} campaigns, "
             f"every chain whole to its last acknowledged row"

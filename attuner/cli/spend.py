@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from attuner.cli.reading import SPEND, no_collection
 from attuner.core.errors import UserError
 from attuner.core.events import History
 from attuner.report import spend as account
@@ -23,7 +24,9 @@ def spend(arguments: argparse.Namespace) -> int:
     prices = read_prices(arguments.prices, settings)
     ledger = open_ledger(settings)
     names = [ledger.find(arguments.campaign)] if arguments.campaign else ledger.campaigns()
-    histories = [h for name in names if (h := History(ledger.history(name))).all("campaign", Campaign)]
+    with no_collection():
+        read = (History(past) for _, past in ledger.histories(names, without=SPEND))
+        histories = [h for h in read if h.all("campaign", Campaign)]
     if not histories:
         raise UserError(f"no campaign yet in {settings.ledger}; start one with `attuner run FILE`")
     if arguments.campaign and not arguments.by:
@@ -31,7 +34,8 @@ def spend(arguments: argparse.Namespace) -> int:
         print(json.dumps(data, indent=1) if arguments.json else _one(data))
         return 0
     by = arguments.by or "campaign"
-    found = [charge for history in histories for charge in account.charges(history, prices)]
+    with no_collection():
+        found = [charge for history in histories for charge in account.charges(history, prices)]
     data = {"by": by, "rows": account.summed(found, by), "total": account.total(found)}
     if arguments.json:
         print(json.dumps(data, indent=1))

@@ -94,11 +94,18 @@ class Row(NamedTuple):
 
         left_out: fields of its record that nobody will ask for; never for a step.
         """
-        record = parsed_without(self.record, left_out) if left_out else parsed(self.record)
-        return Event.model_construct(_FIELDS, **{**self._asdict(), "record": record})
+        values = dict(zip(_FIELDS, self, strict=True))
+        values["record"] = parsed_without(self.record, left_out) if left_out else parsed(self.record)
+        # what model_construct does, in half the time: a year's board makes 100,000 of them
+        made = Event.__new__(Event)
+        for name, value in (("__dict__", values), ("__pydantic_fields_set__", _NAMES), *_NO_MORE):
+            object.__setattr__(made, name, value)
+        return made
 
 
-_FIELDS = set(Row._fields)
+_FIELDS = Row._fields
+_NAMES = set(_FIELDS)
+_NO_MORE = (("__pydantic_extra__", None), ("__pydantic_private__", None))
 
 
 class Part(NamedTuple):

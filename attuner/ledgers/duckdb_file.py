@@ -168,7 +168,7 @@ class DuckdbLedger:
             Broken: acknowledged rows are missing.
         """
         marks = read_anchor(self._anchor)
-        for names in sql.lots(campaign_ids, marks):
+        for names in sql.lots(campaign_ids, marks, without):
             with self._reading() as db:
                 if db is None:
                     return

@@ -4,23 +4,76 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from attuner.core.events import Event
-from attuner.report import claims
-from attuner.report.facts import ReportFacts, gather
+from attuner.core.campaign import Campaign
+from attuner.core.errors import Broken, UserError
+from attuner.core.events import Event, History
+from attuner.core.judgement import Calibration, Remeasurement
+from attuner.report import facts as page
+from attuner.report.facts import Claim, ReportFacts
+from attuner.report.rows import LaunchRow, launch_rows
 from attuner.report.terminal import DASH, pct, rate, share_pct
-from attuner.report.words import clean, when
+from attuner.report.words import Units, clean, units_for, when
 
 MAX_CELL = 40
 
 
-def row(facts: ReportFacts) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Brief:
+    """What a campaign's line shows of it: the page's facts without the rest of the page, which costs far more to gather."""
+
+    campaign: Campaign
+    campaign_id: str
+    units: Units
+    state: page.State
+    claim: Claim | None
+    calibration: Calibration | None
+    remeasurement: Remeasurement | None
+    rows: tuple[LaunchRow, ...]
+    total_gpu_hours: float
+    reviews: tuple[str, ...]
+    last_at: float
+
+
+def brief(events: Sequence[Event]) -> Brief:
+    """Return what a line needs of a campaign, each as the page says it; raises what `gather` raises."""
+    history = History(list(events))
+    if not history.keys("campaign"):
+        raise UserError("board: these events hold no campaign; `attuner status` lists the campaigns of the ledger")
+    try:
+        return _brief(history)
+    except ValueError as error:  # pydantic's own error is one
+        raise Broken(f"board: a record of {events[0].campaign_id} can't be read ({clean(error, limit=200)})") from error
+
+
+def _brief(history: History) -> Brief:
+    events, campaign = history.events, history.campaign()
+    total = sum(s.gpu_hours for s in history.settlements())
+    launches = launch_rows(history)
+    leader = page._leader(history, launches)
+    return Brief(
+        campaign=campaign,
+        campaign_id=events[0].campaign_id,
+        units=units_for(campaign.launcher.cluster.device.kind, total),
+        state=page._state(history, leader),
+        claim=page._claim(history, leader),
+        calibration=history.calibration(),
+        remeasurement=history.remeasurement(),
+        rows=launches,
+        total_gpu_hours=total,
+        reviews=page.open_reviews(history, leader),
+        last_at=max(e.at for e in events),
+    )
+
+
+def row(facts: ReportFacts | Brief) -> dict[str, Any]:
     """Return one campaign as plain data: gains and errors are fractions, charges device-hours, times unix seconds."""
-    claim, work = facts.claim, facts.campaign.workload
+    claim, work, again = facts.claim, facts.campaign.workload, facts.remeasurement
     launched = [r for r in facts.rows if r.num_attempts > 0]
     misses = [abs(miss) for r in facts.rows if (miss := r.miss()) is not None]
-    kept = claims.kept(facts)
+    kept = facts.state == "baseline kept" or (again is not None and again.kept_baseline)
     budget = facts.campaign.budget.gpu_hours
     return {
         "campaign": facts.campaign_id,
@@ -46,7 +99,12 @@ def row(facts: ReportFacts) -> dict[str, Any]:
 
 def rows(campaigns: Iterable[Sequence[Event]]) -> list[dict[str, Any]]:
     """Return the board's rows, the campaign that moved last first. Raises what `gather` raises."""
-    return sorted((row(gather(events)) for events in campaigns), key=lambda r: (-r["updated_at"], r["campaign"]))
+    return ordered(brief(events) for events in campaigns)
+
+
+def ordered(found: Iterable[Brief]) -> list[dict[str, Any]]:
+    """Return the board's rows, the campaign that moved last first."""
+    return sorted((row(b) for b in found), key=lambda r: (-r["updated_at"], r["campaign"]))
 
 
 def text(found: Sequence[dict[str, Any]]) -> str:

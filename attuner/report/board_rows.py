@@ -75,7 +75,11 @@ class BoardEntry:
 
 def entries(campaigns: Iterable[Sequence[Event]], prices: Mapping[str, DevicePrice]) -> list[BoardEntry]:
     """Return the campaigns, the one that moved last first, as `board.rows` orders them. Raises what `gather` raises."""
-    found = [entry(events, prices) for events in campaigns]
+    return ordered(entry(events, prices) for events in campaigns)
+
+
+def ordered(found: Iterable[BoardEntry]) -> list[BoardEntry]:
+    """Return the campaigns, the one that moved last first."""
     return sorted(found, key=lambda e: (-e.row["updated_at"], e.row["campaign"]))
 
 

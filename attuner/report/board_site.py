@@ -35,28 +35,33 @@ def site(campaigns: Iterable[Sequence[Event]], prices: Mapping[str, DevicePrice]
 
     The same ledger and prices give the same bytes. Raises what `gather` raises.
     """
-    found = entries(campaigns, prices)
+    return files_of(entries(campaigns, prices))
+
+
+def files_of(found: Sequence[BoardEntry], unread: Sequence[str] = ()) -> dict[str, str]:
+    """Return every file of the site of these campaigns; unread: what can't be told of others, a line each."""
     files: dict[str, str] = {}
     for e in found:
         if e.recipe_file:
             files[e.recipe_file] = recipe_file(e)
         files[e.report] = html.render(e.facts)
         files[e.page] = page(e)
-    files["index.html"] = index(found)
+    files["index.html"] = index(found, unread)
     return files
 
 
-def index(found: Sequence[BoardEntry]) -> str:
+def index(found: Sequence[BoardEntry], unread: Sequence[str] = ()) -> str:
     """Return the board's page."""
     if not found:
-        body = f"<h1>Board</h1>\n<p>{EMPTY} Start one with <code>attuner run FILE</code>.</p>"
-        return shell("Board of campaigns", body)
+        start = "" if unread else f"<p>{EMPTY} Start one with <code>attuner run FILE</code>.</p>"
+        return shell("Board of campaigns", f"<h1>Board</h1>\n{start}{_unread(unread)}")
     parts = (
         f'<header>\n<h1>Board</h1>\n<p class="soft">{esc(summary(found))}</p>\n</header>',
         "<noscript><p>Sorting, search and the comparison of two recipes need JavaScript. The table is complete without it.</p>"
         "</noscript>",
         _controls(found),
         board_table.table(found),
+        _unread(unread),
         _picked(),
         _compare(found),
         _notes(found),
@@ -65,6 +70,11 @@ def index(found: Sequence[BoardEntry]) -> str:
     )
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     return shell("Board of campaigns", "\n".join(parts), script_digest=digest)
+
+
+def _unread(lines: Sequence[str]) -> str:
+    items = "".join(f"<li>{esc(line)}</li>" for line in lines)
+    return f"<h2>Can't be shown</h2>\n<ul>{items}</ul>" if lines else ""
 
 
 def summary(found: Sequence[BoardEntry]) -> str:

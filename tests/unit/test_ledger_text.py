@@ -1,4 +1,4 @@
-"""Reading a record's text fast is reading it right: the same values as `json`, and canonical exactly where `canonical_json` says so."""
+"""Reading a record fast is reading it right: the same values as `json`, and canonical exactly where `canonical_json` says so."""
 
 from __future__ import annotations
 
