@@ -90,7 +90,7 @@ def ask(question: Question) -> Answer:
             idempotency_key=f"{flow_run.id}-{key}",
         )
     end = f"Without an answer by {until:%Y-%m-%d %H:%M} UTC it counts as not admitted."
-    text = f"{question.text()}\n\n{end}"
+    text = f"{question.text()} {end}"
     create_markdown_artifact(key=f"{campaign_id}-review", markdown=text, description=f"waits for a person: {question.launch_id}")
     form = Answer.with_initial_data(description=text)
     return suspend_flow_run(wait_for_input=form, key=waiting_key(campaign_id, f"{question.launch_id}-{key}"))

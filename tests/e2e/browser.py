@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +39,8 @@ class Browser:
 
     def field(self, name: str) -> Any:
         """Return a form's field by its title."""
-        return self.page.locator(".schema-form-property", has=self.page.get_by_text(name, exact=False)).last
+        title = self.page.locator(".schema-form-property__label", has_text=re.compile(rf"^{name}( \(Optional\))?$"))
+        return self.page.locator(".schema-form-property", has=title).last
 
     def fill(self, name: str, text: str) -> None:
         """Write into a text field, or an optional one whose type is chosen first."""
@@ -47,6 +49,15 @@ class Browser:
             if field.get_by_text(kind, exact=True).count():
                 field.get_by_text(kind, exact=True).click()
         field.locator("textarea, input:not([type=checkbox])").first.fill(text)
+
+    def choose(self, name: str, options: tuple[str, ...], option: str) -> None:
+        """Choose from a list by the keyboard: its menu opens, closes again on a synthetic click, and heeds the arrows."""
+        control = self.field(name).locator(".p-select-button__control").first
+        control.focus()
+        for key in ("ArrowDown", *["ArrowUp"] * len(options), *["ArrowDown"] * options.index(option), "Enter"):
+            self.page.keyboard.press(key)
+            self.page.wait_for_timeout(200)  # the menu is animated
+        assert control.inner_text() == option
 
     def press(self, name: str) -> None:
         """Press a button."""

@@ -65,4 +65,8 @@ class Server:
     def tasks(self, flow_run: str) -> list[tuple[str, str, int]]:
         """Return (name, state name, run count) of the flow run's task runs, newest state each, in order of start."""
         body = {"flow_runs": {"id": {"any_": [flow_run]}}, "sort": "EXPECTED_START_TIME_ASC", "limit": 200}
-        return [(t["name"], t["state"]["name"], t["run_count"]) for t in self.ask("POST", "/task_runs/filter", body)]
+        return [
+            (t["name"], t["state"]["name"], t["run_count"])
+            for t in self.ask("POST", "/task_runs/filter", body) or []
+            if t["state"]
+        ]
