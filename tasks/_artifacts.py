@@ -11,6 +11,7 @@ from attuner.core.events import History
 from attuner.core.judgement import Calibration
 from attuner.policy import budget
 from attuner.report import markdown
+from attuner.report.details import Context
 from attuner.report.facts import gather
 
 
@@ -72,11 +73,11 @@ def launch_rows(history: History) -> list[dict[str, Any]]:
     return rows
 
 
-def report(campaign_id: str, history: History) -> None:
+def report(campaign_id: str, history: History, context: Context | None = None) -> None:
     """Show the report."""
     _artifact(
         create_markdown_artifact,
         key=f"{campaign_id}-report",
-        markdown=markdown.render(gather(history.events)),
+        markdown=markdown.render(gather(history.events, context)),
         description="report",
     )
