@@ -83,7 +83,7 @@ class TableReplay:
         """Begin to play the launch into its folder, or attach if it was begun; see ports.Launcher."""
         folder = Path(attempt.folder)
         self._catch_up(folder.parent)
-        if not read_stamps(folder).started():
+        if not read_stamps(folder).allocated():  # a killed process may have left the file empty
             folder.mkdir(parents=True, exist_ok=True)
             _write(folder / files.JOB, {**job.job, "launch_id": attempt.launch_id, "gpus": job.gpus})
             hardware = [self._table.about.hardware]
@@ -109,7 +109,7 @@ class TableReplay:
         folder = Path(attempt.folder)
         self._catch_up(folder.parent)
         stamps = read_stamps(folder)
-        if not stamps.started():
+        if not stamps.allocated():
             return JobState(phase="failed", detail="the replay knows nothing of it", gone=True)
         if not stamps.released():
             plan, now = self._plan(attempt), self._clock.now()

@@ -178,6 +178,18 @@ class TestTableReplay:
         assert other.poll(made).phase == "succeeded"
         assert other.files(made).stamp.allocated_at == EventClock().now()
 
+    def test_a_submission_that_a_kill_tore_is_made_again(self, tmp_path: Path) -> None:
+        """The stamps' file was there and still empty: nothing had begun, and a resume must not be stuck with it for ever."""
+        torn = attempt(tmp_path)
+        Path(torn.folder).mkdir()
+        (Path(torn.folder) / files.STAMPS).touch()
+        clock = EventClock()
+        launcher = self.launcher(clock)
+        assert launcher.poll(torn.model_copy(update={"address": "replay"})).gone
+        made = launcher.submit(torn, self.job())
+        assert launcher.files(made).stamp.allocated_at == clock.now()
+        assert launcher.poll(made).phase == "running"
+
     def test_a_process_that_goes_on_begins_where_the_virtual_time_of_the_last_one_ended(self, tmp_path: Path) -> None:
         """Else a second attempt would hold devices before the first one let them go, and a cancelled one would cost nothing."""
         clock = EventClock()
