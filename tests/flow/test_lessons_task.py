@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module", autouse=True)
 def server() -> Iterator[None]:
-    with prefect_test_harness():
+    with prefect_test_harness(server_startup_timeout=120):
         yield
 
 
