@@ -56,4 +56,4 @@ def rerun_step(campaign: str, step: Step, key: str = "", *, by: str, why: str) -
 def show(name: str, step: str, key: str, history: History) -> None:
     """Show what ran again and what was kept, however the campaign ended."""
     since = next(e.n for e in history.events if e.kind == INVALIDATED and e.record.get("request") == (flow_run.id or ""))
-    _artifacts.rerun(name, step, key, [row.data() for row in rerun_rows(history, since=since)])
+    _artifacts.rerun(name, step, key, [{"step": x.step, "what": x.what, "of": x.key} for x in rerun_rows(history, since=since)])

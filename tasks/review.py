@@ -77,23 +77,35 @@ def unaskable() -> str:
 
 def ask(question: Question) -> Answer:
     """Show the form and end this process; started again with an answer, return it."""
-    campaign_id, key = question.campaign_id, digest_of([question.launch_id, question.items])[:12]
-    hours = load_settings().review_hours
-    until = dt.datetime.now(dt.UTC) + dt.timedelta(hours=hours)
+    campaign_id = question.campaign_id
+    key = waiting_key(campaign_id, f"{question.launch_id}-{digest_of([question.launch_id, question.items])[:12]}")
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(hours=load_settings().review_hours)
+    text = f"{question.text()} Without an answer by {until:%Y-%m-%d %H:%M} UTC it counts as not admitted."
+    if first_time(key):
+        wait_until(until, question, key)
+        create_markdown_artifact(
+            key=f"{campaign_id}-review", markdown=text, description=f"waits for a person: {question.launch_id}"
+        )
+    return suspend_flow_run(wait_for_input=Answer.with_initial_data(description=text), key=key)
+
+
+def first_time(key: str) -> bool:
+    """Tell whether this flow run has not asked this yet: it runs from the top again when it was answered."""
+    with get_client(sync_client=True) as client:
+        return key not in (client.read_flow_run(UUID(flow_run.id)).empirical_policy.pause_keys or set())
+
+
+def wait_until(until: dt.datetime, question: Question, key: str) -> None:
+    """Schedule the run that goes on with the campaign if nobody answers; the same question twice is one run."""
     with get_client(sync_client=True) as client:
         client.create_flow_run_from_deployment(
             UUID(deployment.id),
-            parameters={"campaign_id": campaign_id},
+            parameters={"campaign_id": question.campaign_id},
             state=Scheduled(scheduled_time=until, message=f"nobody answered about {question.launch_id}"),
-            name=f"deadline of {campaign_id}",
+            name=f"deadline of {question.campaign_id}",
             tags=[DEADLINE],
             idempotency_key=f"{flow_run.id}-{key}",
         )
-    end = f"Without an answer by {until:%Y-%m-%d %H:%M} UTC it counts as not admitted."
-    text = f"{question.text()} {end}"
-    create_markdown_artifact(key=f"{campaign_id}-review", markdown=text, description=f"waits for a person: {question.launch_id}")
-    form = Answer.with_initial_data(description=text)
-    return suspend_flow_run(wait_for_input=form, key=waiting_key(campaign_id, f"{question.launch_id}-{key}"))
 
 
 def settled(campaign_id: str) -> None:
