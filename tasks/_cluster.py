@@ -13,6 +13,7 @@ the holder then takes its slot anew, and a slot whose holder ended is given back
 from __future__ import annotations
 
 import json
+import logging
 import re
 import threading
 import time
@@ -49,6 +50,7 @@ ORPHAN_S = 3 * LEASE_S
 AWAITING = "AwaitingCluster"
 LOST = (404, 410)
 
+_log = logging.getLogger(__name__)
 _held: ContextVar[frozenset[str]] = ContextVar("attuner_clusters", default=frozenset())
 
 
@@ -164,6 +166,7 @@ class Turn:
         by = f"held by flow run {holder.name!r} ({holder.id})" if holder else f"next is {ahead.name!r}" if ahead else "is held"
         self._shown = f"cluster {self._cluster}: {by}; this run goes on when it is free"
         get_run_logger().info(self._shown)
+        _log.warning(self._shown)  # the terminal of `attuner run`, which Prefect's own log doesn't reach
         client.set_flow_run_state(self._run, Running(name=AWAITING, message=self._shown), force=True)
 
     # ------------------------------------------------------------------------------------------ keeping

@@ -17,7 +17,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     from attuner.wiring import cluster_checks
 
     settings = load_settings(project=arguments.project)
-    launcher, cluster = _named(Path(arguments.file), settings.configs_dir())
+    launcher, cluster = named(Path(arguments.file), settings.configs_dir())
     found = cluster_checks(cluster, settings, launcher=launcher)
     well = all(c.ok for c in found)
     if arguments.json:
@@ -35,7 +35,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     return 0 if well else 1
 
 
-def _named(path: Path, configs: Path) -> tuple[str, Cluster]:
+def named(path: Path, configs: Path) -> tuple[str, Cluster]:
     """Return launcher and cluster of a campaign file, or those of a cluster file."""
     data = read_yaml(path)
     if isinstance(data, dict) and "launcher" in data:

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from attuner.cli.automations import automations
@@ -31,7 +32,7 @@ GIB = 1 << 30
 def doctor(arguments: argparse.Namespace) -> int:
     """Look at settings, rules, ledger and Prefect; exit 0 if all is well, 1 if something is to be mended."""
     settings = load_settings(project=arguments.project)
-    found = [*machine(settings), *prefect(mend=arguments.mend)]
+    found = [*machine(settings), *prefect(mend=arguments.mend), *clusters(arguments.file, settings)]
     well = all(c.ok for c in found)
     if arguments.json:
         print(json.dumps({"ok": well, "checks": [c.data() for c in found]}, indent=1, ensure_ascii=False))
@@ -43,7 +44,8 @@ def doctor(arguments: argparse.Namespace) -> int:
             print(f"        {'':{width}}  → {check.mend}")
     wrong = sum(not c.ok for c in found)
     print("  all is well" if well else f"  {wrong} of {len(found)} to mend")
-    print("  of a cluster and what it needs: `attuner cluster doctor FILE`")
+    if not arguments.file:
+        print("  of clusters too: `attuner doctor FILE…`, with campaign or cluster files")
     return 0 if well else 1
 
 
@@ -100,6 +102,19 @@ def _telemetry() -> Check:
     left = [f"{k}={v}" for k, v in wanted.items() if os.environ.get(k, "").lower() not in (v, {"false": "0"}.get(v, v))]
     detail = "off" if not left else "may be sent by a server or a Ray that you start from here; attuner's own are off"
     return Check(name="telemetry", ok=not left, detail=detail, mend=f"export {' '.join(left)}")
+
+
+def clusters(files: list[str], settings: Settings) -> list[Check]:
+    """Return what is found of the clusters that these campaign or cluster files name."""
+    from attuner.cli.cluster import named
+    from attuner.wiring import cluster_checks
+
+    found = []
+    for file in files:
+        launcher, cluster = named(Path(file), settings.configs_dir())
+        checks = cluster_checks(cluster, settings, launcher=launcher)
+        found += [x.model_copy(update={"name": f"{cluster.name}: {x.name}"}) for x in checks]
+    return found
 
 
 # ---------------------------------------------------------------------------------------------- Prefect

@@ -53,3 +53,11 @@ def test_without_a_server_one_line_says_how_to_start_one() -> None:
     (found,) = doctor.prefect(mend=False)
     assert not found.ok
     assert "prefect server start" in found.mend
+
+
+def test_clusters_of_campaign_files_are_looked_at_under_their_names(settings: Settings) -> None:
+    (found,) = doctor.clusters(
+        [str(ROOT / "configs" / "campaigns" / "replay-quickstart.yaml")], settings.model_copy(update={"project": ROOT})
+    )
+    assert found.ok
+    assert found.name == "laptop: cluster"
