@@ -16,6 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from attuner.core.base import Scalar, Value, canonical_json, digest_of
 from attuner.core.lesson import Claim, Lesson, LessonScope
+from attuner.policy.conduct import SHIPPED
 from attuner.policy.lessons import EFFECTS, is_value
 from attuner.policy.tried import Tried
 
@@ -31,6 +32,8 @@ def drafts(records: Iterable[Tried]) -> list[Lesson]:
     cells: dict[str, list[Tried]] = defaultdict(list)
     order: dict[str, int] = {}
     for one in records:
+        if one.group == SHIPPED:
+            continue  # a whole recipe again, on another stack: it says nothing of any one move
         order.setdefault(one.evidence, len(order))
         cells[canonical_json([*_place(one), one.campaign.workload.model, one.group, one.sets, one.before])].append(one)
     said: dict[str, tuple[dict[str, Value], list[Tried]]] = {}
