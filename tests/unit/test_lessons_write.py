@@ -19,6 +19,7 @@ from attuner.core.events import History
 from attuner.core.lesson import LessonReview
 from attuner.lessonfiles import as_yaml, load_audits, note_reviews, read_lessons, write_drafts
 from attuner.policy import lessons as policy
+from attuner.policy.conduct import SHIPPED
 from attuner.policy.lessons_audit import audit
 from attuner.policy.lessons_draft import drafts, said_already
 from attuner.policy.tried import Tried, tried
@@ -129,6 +130,10 @@ def test_a_refused_or_early_ended_trial_is_told_as_that(records: list[Tried]) ->
     assert "surely slower than what it started from, and ended early" in slower.text
     assert slower.claim is not None
     assert (slower.claim.gain_low, slower.claim.gain_high) == (None, None)
+
+
+def test_nothing_is_drafted_from_a_shipped_recipe_that_is_verified_again(records: list[Tried]) -> None:
+    assert drafts([dataclasses.replace(records[1], group=SHIPPED)]) == []
 
 
 # ---------------------------------------------------------------------------- a claim that can't be meant
