@@ -24,7 +24,6 @@ KNOWN = {
     "ATTUNER_RAY_CA": "file or folder of certificates for an https:// address",
     "ATTUNER_RAY_HEADERS_FILE": "JSON file of more headers for requests to the Ray cluster, e.g. of a proxy before it",
     "ATTUNER_STORAGE_MOUNT": "where this machine sees the cluster's `storage` path, if not under the same path",
-    "ATTUNER_REVIEW_HOURS": "how long a deployed campaign waits for a person before it ships without what waits (default: 48)",
     "ATTUNER_MEGATRON_SRC": "folder of the Megatron-LM checkout that the job uses, where stack.source doesn't say",
     "ATTUNER_SLIME_SRC": "folder of slime's checkout, where stack.slime_source doesn't say",
     "ATTUNER_WEBHOOK_FILE": "file whose one line is the URL that news and alerts are posted to (docs/nightly.md)",
@@ -45,7 +44,6 @@ class Settings(Record):
     ray_ca: str = ""
     ray_headers_file: str = ""
     storage_mount: str = ""
-    review_hours: float = Field(default=48.0, gt=0, allow_inf_nan=False)
     megatron_source: str = ""
     slime_source: str = ""
     webhook_file: str = ""
@@ -142,18 +140,7 @@ def load_settings(environ: Mapping[str, str] | None = None, *, project: str = ""
         ray_ca=env.get("ATTUNER_RAY_CA", ""),
         ray_headers_file=env.get("ATTUNER_RAY_HEADERS_FILE", ""),
         storage_mount=env.get("ATTUNER_STORAGE_MOUNT", ""),
-        review_hours=_hours(env.get("ATTUNER_REVIEW_HOURS", "")),
         megatron_source=env.get("ATTUNER_MEGATRON_SRC", ""),
         slime_source=env.get("ATTUNER_SLIME_SRC", ""),
         webhook_file=env.get("ATTUNER_WEBHOOK_FILE", ""),
     )
-
-
-def _hours(text: str) -> float:
-    try:
-        hours = float(text or 48)
-    except ValueError:
-        hours = 0.0
-    if not 0 < hours < float("inf"):
-        raise UserError(f"ATTUNER_REVIEW_HOURS: {text}: a number of hours above 0 (default 48)")
-    return hours

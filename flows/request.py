@@ -17,7 +17,7 @@ from attuner.core.base import Value
 from attuner.core.errors import UserError
 from attuner.settings import Settings
 
-Proposers = Literal["catalog", "claude", "fixed_knobs", "random", "scripted", "tpe"]
+Proposers = Literal["catalog", "claude", "fixed_knobs", "manual", "random", "scripted", "tpe"]
 Launchers = Literal["ray_jobs", "kuberay", "replay"]
 Stacks = Literal["mcore", "megatron", "slime", "bridge", "automodel", "replay"]
 CHANGES = {

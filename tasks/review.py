@@ -24,9 +24,9 @@ from pydantic import Field
 
 from attuner.cli.wake import waiting, waiting_key
 from attuner.core.base import digest_of
-from attuner.settings import load_settings
 from attuner.steps import people
 from attuner.steps import review as step
+from attuner.steps.common import past
 from attuner.steps.review import Question
 from attuner.wiring import open_kit
 from tasks.tell import tell
@@ -52,13 +52,13 @@ def reviewed(campaign_id: str) -> None:
     """
     with open_kit(campaign_id) as kit:
         tell(campaign_id)
-        asked = step.question(kit, campaign_id)
+        asked, hours = step.question(kit, campaign_id), past(kit, campaign_id).campaign().gate.review_wait_h
         while asked is not None:
-            why_not = unaskable()
+            why_not = unaskable() if hours else "gate.review_wait_h is 0: nobody is asked"
             if why_not:
                 step.unanswered(kit, campaign_id, asked.launch_id, why=why_not)
             else:
-                said = ask(asked)
+                said = ask(asked, hours)
                 people.answer(kit.ledger, campaign_id, asked.launch_id, said.decision, by=said.by, why=said.why)
             asked = step.question(kit, campaign_id)
     settled(campaign_id)
@@ -75,11 +75,11 @@ def unaskable() -> str:
     return ""
 
 
-def ask(question: Question) -> Answer:
-    """Show the form and end this process; started again with an answer, return it."""
+def ask(question: Question, hours: float) -> Answer:
+    """Show the form and end this process, for so many hours; started again with an answer, return it."""
     campaign_id = question.campaign_id
     key = waiting_key(campaign_id, f"{question.launch_id}-{digest_of([question.launch_id, question.items])[:12]}")
-    until = dt.datetime.now(dt.UTC) + dt.timedelta(hours=load_settings().review_hours)
+    until = dt.datetime.now(dt.UTC) + dt.timedelta(hours=hours)
     text = f"{question.text()} Without an answer by {until:%Y-%m-%d %H:%M} UTC it counts as not admitted."
     if first_time(key):
         wait_until(until, question, key)

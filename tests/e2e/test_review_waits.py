@@ -16,11 +16,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 REPLAY = "configs/campaigns/replay-quickstart.yaml"
 
 
-def project_in(folder: Path) -> Path:
-    """Return a copy of the checkout whose register doesn't decide about recomputation: that waits for a person."""
+def project_in(folder: Path, *, wait_h: float) -> Path:
+    """Return a copy of the checkout whose register doesn't decide about recomputation: that waits for a person, so long."""
     for name in ("flows", "tasks", "rules", "configs"):
         shutil.copytree(ROOT / name, folder / name)
     shutil.copy(ROOT / "prefect.yaml", folder)
+    campaign = folder / REPLAY
+    body = yaml.safe_load(campaign.read_text())
+    campaign.write_text(yaml.safe_dump({**body, "gate": {**body["gate"], "review_wait_h": wait_h}}))
     file = folder / "rules" / "replay" / "placement.yaml"
     rules = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump([x for x in rules if "recompute_granularity" not in x["covers"]]))
@@ -41,9 +44,8 @@ def suspended(site: Site) -> str:
 
 @pytest.mark.parametrize("answered", [False, True])
 def test_nobody_answers_or_somebody_does_elsewhere(tmp_path: Path, *, answered: bool) -> None:
-    project = project_in(tmp_path / "project")
-    hours = {"ATTUNER_REVIEW_HOURS": "10" if answered else "0.02"}
-    with site_in(tmp_path, project=project, env=hours) as site:
+    project = project_in(tmp_path / "project", wait_h=10 if answered else 0.02)
+    with site_in(tmp_path, project=project) as site:
         site.pool()
         site.deploy()
         site.worker()
