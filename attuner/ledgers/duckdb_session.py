@@ -16,6 +16,8 @@ import duckdb
 from attuner.core.errors import Broken, Transient
 
 Connection = duckdb.DuckDBPyConnection
+INTERRUPTED = "Query interrupted"
+"""DuckDB asks for signals between its tasks, and puts this RuntimeError over whatever the handler raised (2.0.1)."""
 ROW_GROUP = 8192
 """Rows that DuckDB keeps together, a multiple of 2,048. The last group is written again at each append: with the usual 122,880 an
 append to a ledger of 100,000 rows cost 65 ms of CPU and 4 MiB of writing, with this 5 to 25 ms and 1 to 2.5 MiB (measured)."""
@@ -63,6 +65,9 @@ class Session:
             except duckdb.Error as error:
                 if not _held_elsewhere(str(error)) or time.monotonic() > deadline:
                     raise
+            except BaseException:  # a signal: perhaps it is attached
+                self.close()
+                raise
             time.sleep(pause)
             pause = min(pause * 1.5, 0.5)
 
@@ -80,6 +85,9 @@ class Session:
         except duckdb.Error:
             # What was committed is on disk already; a fresh instance reads it from the write-ahead file.
             self.close()
+        except BaseException:  # a signal: it is still attached
+            self.close()
+            raise
 
 
 def attach(db: Connection, path: Path, *, write: bool) -> None:
@@ -101,6 +109,10 @@ def told(path: Path) -> Iterator[None]:
         if "No space left" in text:
             raise Transient(f"{path}: the disk is full; make room, then call again") from error
         raise Broken(f"{path}: damaged ({text}); run `attuner ledger verify`, then put back a copy") from error
+    except RuntimeError as error:
+        if str(error) != INTERRUPTED:
+            raise
+        raise KeyboardInterrupt(f"{path}: stopped while it was in use") from error
 
 
 def _held_elsewhere(text: str) -> bool:
