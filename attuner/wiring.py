@@ -5,8 +5,10 @@ Adapters are imported when they are used: the gate and the rules answer at once,
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import itertools
 import os
 import secrets
 import time
@@ -283,14 +285,40 @@ def _versions(campaign: Campaign, settings: Settings) -> Callable[[], dict[str, 
     return lambda: look(settings.ray_python, RUNNER, campaign.launcher.cluster.env)
 
 
-def read_campaign(file: str, settings: Settings, *, changes: Mapping[str, Value] | None = None) -> Campaign:
-    """Read a campaign file, with what holds instead of what it says, and give the campaign its id."""
+def read_campaign(file: str, settings: Settings, *, changes: Mapping[str, Value] | None = None, request: str = "") -> Campaign:
+    """Read a campaign file, with what holds instead of what it says, and give the campaign its id.
+
+    Args:
+        request: id of what asks for it, e.g. a flow run: the same one gets the same id again, so that a birth that was cut off
+            after its first record is gone on with, and not made twice. '' is a new campaign each time.
+    """
     campaign = load_campaign(Path(file), configs=settings.configs_dir(), changes=changes)
     campaign = campaign.model_copy(update={"stack": settings.sourced(campaign.stack)})
-    while True:
-        name = f"{campaign.name}-{secrets.token_hex(2)}"
-        if not settings.folder(name).exists():
+    for number in itertools.count():
+        suffix = hashlib.sha256(f"{request} {number}".encode()).hexdigest()[:4] if request else secrets.token_hex(2)
+        name = f"{campaign.name}-{suffix}"
+        if _ours(settings.folder(name), request):
             return campaign.model_copy(update={"id": name})
+    raise AssertionError("unreachable")
+
+
+BORN_BY = "born-by"
+"""In a campaign's folder: whose request it is."""
+
+
+def _ours(folder: Path, request: str) -> bool:
+    """Tell whether a campaign's folder is free, or this very request's; takes it for the request then."""
+    if not request:
+        return not folder.exists()
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        try:
+            return (folder / BORN_BY).read_text(encoding="utf-8") == request
+        except OSError:
+            return False
+    (folder / BORN_BY).write_text(request, encoding="utf-8")
+    return True
 
 
 @contextmanager

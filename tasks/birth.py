@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from prefect.runtime import flow_run
+
 from attuner.core.base import Value
 from attuner.settings import load_settings
 from attuner.steps import birth as step
@@ -18,7 +20,8 @@ def birth(file: str, changes: dict[str, Value] | None = None) -> str:
         file: the campaign file.
         changes: what holds instead of what the file says, by key (`budget.gpu_hours`).
     """
-    campaign = read_campaign(file, load_settings(), changes=changes)
+    # named by its flow run: a retry after a crash in here goes on with the same campaign
+    campaign = read_campaign(file, load_settings(), changes=changes, request=flow_run.id or "")
     with new_kit(campaign) as kit:
         campaign_id = step.birth(kit, campaign)
     tell(campaign_id)

@@ -225,3 +225,15 @@ def test_settings_come_from_the_environment_alone(tmp_path: Path) -> None:
     found = load_settings({"ATTUNER_HOME": str(tmp_path), "OTHER": "x"}, project=str(ROOT))
     assert found.ledger == tmp_path / "attuner.duckdb"
     assert found.rules_dir() == ROOT / "rules"
+
+
+def test_the_same_request_is_the_same_campaign_and_another_one_is_not(tmp_path: Path) -> None:
+    from attuner.wiring import read_campaign
+
+    settings = load_settings({"ATTUNER_HOME": str(tmp_path)}, project=str(ROOT))
+    file = str(ROOT / "configs" / "campaigns" / "replay-quickstart.yaml")
+    first = read_campaign(file, settings, request="run-1").id
+    assert read_campaign(file, settings, request="run-1").id == first
+    assert read_campaign(file, settings, request="run-2").id != first
+    (tmp_path / first / "born-by").unlink()
+    assert read_campaign(file, settings, request="run-1").id != first, "a folder of somebody else is left alone"
