@@ -24,6 +24,7 @@ from tasks.check import check
 from tasks.gate import gate
 from tasks.hypothesize import hypothesize
 from tasks.launch import launch
+from tasks.lessons import lessons
 from tasks.profile import profile
 from tasks.remeasure import plan_remeasure, remeasure
 from tasks.review import reviewed
@@ -83,7 +84,9 @@ def campaign(
             for launch_id in plan_remeasure(name):
                 measured(name, launch_id)
             remeasure(name)
-            return ship(name)
+            folder = ship(name)
+            lessons(name)  # what was learnt waits for a person's review; it never fails the campaign
+            return folder
 
 
 def prepare(name: str) -> None:
