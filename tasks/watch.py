@@ -5,6 +5,8 @@ from __future__ import annotations
 import tempfile
 from pathlib import Path
 
+from prefect.runtime import flow_run
+
 from attuner.core.base import Value
 from attuner.settings import load_settings
 from attuner.steps import birth as birth_step
@@ -48,7 +50,10 @@ def born(watch: str, name: str, plan: dict[str, object]) -> str:
     changes: dict[str, Value] = {**entry.changes(budget=found.act == "retune"), "stack.version": found.version}
     if found.commit:
         changes["stack.commit"] = found.commit
-    campaign = read_campaign(entry.campaign, load_settings(), changes=changes).model_copy(update={"retunes": found.retunes})
+    # named by its flow run and entry: a retry after a crash in here goes on with the same campaign
+    request = f"{flow_run.id} {name}" if flow_run.id else ""
+    campaign = read_campaign(entry.campaign, load_settings(), changes=changes, request=request)
+    campaign = campaign.model_copy(update={"retunes": found.retunes})
     with new_kit(campaign) as kit:
         campaign_id = birth_step.birth(kit, campaign)
     tell(campaign_id)
