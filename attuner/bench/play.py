@@ -167,7 +167,8 @@ def steps(kit: Kit, born: Campaign) -> None:
         launches = plan_calibration(kit, born.id, number=number)
         for launch_id in launches:
             _measured(kit, born.id, launch_id)
-        if not launches or not calibrate(kit, born.id, number=number).busy:
+        found = calibrate(kit, born.id, number=number) if launches else None
+        if found is None or not found.busy:
             break
     _search(kit, born.id)
     for launch_id in plan_remeasure(kit, born.id):
