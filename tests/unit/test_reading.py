@@ -50,11 +50,12 @@ def rerun(events: Sequence[Event], step: str, *hides: str) -> list[Event]:
 
 
 def stages() -> list[list[Event]]:
-    """A campaign at every stage: after each of its events, and with its shipment and its remeasurement set aside."""
+    """A campaign at many stages: after every fifth event and each of the last, and with its shipment and more set aside."""
     whole = campaign_events()
     again = [rerun(whole, "ship", "shipment final"), rerun(whole, "remeasure", "shipment final", "remeasurement final")]
     born = next(i for i, e in enumerate(whole) if e.kind == "campaign")
-    return [*(whole[: k + 1] for k in range(born, len(whole))), *again]
+    ends = sorted({*range(born, len(whole), 5), *range(len(whole) - 4, len(whole))})
+    return [*(whole[: k + 1] for k in ends), *again]
 
 
 STAGES = stages()
