@@ -7,7 +7,7 @@ import importlib.util
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +62,16 @@ class Browser:
     def press(self, name: str) -> None:
         """Press a button."""
         self.page.get_by_role("button", name=name, exact=True).last.click()
+
+    def submit(self, done: Callable[[], bool], *, tries: int = 6) -> None:
+        """Press Submit until it was heeded: a busy SQLite answers 503, and the UI then asks a person to try again."""
+        for _ in range(tries):
+            self.press("Submit")
+            for _ in range(20):
+                if done():
+                    return
+                self.page.wait_for_timeout(500)
+        raise AssertionError("the form was not taken")
 
     def picture(self, name: str) -> None:
         """Keep a picture of the page where a person asked for it (ATTUNER_TEST_SHOTS)."""

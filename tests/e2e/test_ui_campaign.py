@@ -62,8 +62,7 @@ def test_a_campaign_by_its_form_suspends_for_review_and_ships_what_a_person_admi
         ui.fill("file", REPLAY)
         ui.fill("budget_gpu_hours", "0.5")
         ui.picture("form")
-        ui.press("Submit")
-        ui.page.get_by_text("View run").first.wait_for()
+        ui.submit(lambda: bool(ui.page.get_by_text("View run").count()))
         run = newest(site, "campaign/campaign")
         assert run["parameters"]["file"] == REPLAY
         assert run["parameters"]["budget_gpu_hours"] == 0.5
@@ -75,14 +74,15 @@ def test_a_campaign_by_its_form_suspends_for_review_and_ships_what_a_person_admi
         ui.open(f"/runs/flow-run/{run['id']}", until="Suspended")
         ui.page.get_by_role("button", name="Resume").first.click()
         ui.page.get_by_text("Your name").first.wait_for()
-        ui.picture("review")
         ui.choose("Decision", ("admit", "refuse"), "admit")
         ui.fill("Your name", "Ada")
         ui.fill("Reason", "recomputation saves memory and changes no result")
-        ui.press("Submit")
+        ui.picture("review")
+        ui.submit(lambda: site.run(run["id"])["state"]["name"] not in ("Suspended", ""))
         site.until_state(run["id"], "COMPLETED", timeout=600)
-        ui.open(f"/runs/flow-run/{run['id']}?tab=Artifacts", until="Completed")
-        ui.page.get_by_text("report").first.wait_for()
+        ui.open(f"/runs/flow-run/{run['id']}", until="Completed")
+        ui.page.get_by_text("Artifacts", exact=True).first.click()
+        ui.page.get_by_text(f"{histories(site)[-1].campaign().id}-report").first.wait_for()
         ui.picture("artifacts")
         shown = site.server.ask("POST", "/artifacts/filter", {"limit": 200})
         for kind in ("report", "launches", "review"):
@@ -105,9 +105,8 @@ def test_a_dry_run_by_the_form_spends_nothing(site: Site) -> None:
     with browser(site.server.url.removesuffix("/api")) as ui:
         ui.open(f"/deployments/deployment/{deployment(site, 'campaign/campaign')}/run", until="dry_run (Optional)")
         ui.fill("file", REPLAY)
-        ui.field("dry_run").locator(".p-toggle, [role=switch]").first.click()
-        ui.press("Submit")
-        ui.page.get_by_text("View run").first.wait_for()
+        ui.field("dry_run").get_by_role("switch").click()
+        ui.submit(lambda: bool(ui.page.get_by_text("View run").count()))
         run = newest(site, "campaign/campaign")
         state = site.until_state(run["id"], "COMPLETED", timeout=240)
         assert state["name"] == "DryRun"
