@@ -53,15 +53,15 @@ class Browser:
     def choose(self, name: str, options: tuple[str, ...], option: str) -> None:
         """Choose from a list by the keyboard: its menu opens, closes again on a synthetic click, and heeds the arrows."""
         control = self.field(name).locator(".p-select-button__control").first
-        control.focus()
-        for key in ("ArrowDown", *["ArrowUp"] * len(options), *["ArrowDown"] * options.index(option), "Enter"):
-            self.page.keyboard.press(key)
-            self.page.wait_for_timeout(200)  # the menu is animated
-        assert control.inner_text() == option
-
-    def press(self, name: str) -> None:
-        """Press a button."""
-        self.page.get_by_role("button", name=name, exact=True).last.click()
+        for wait_ms in (300, 600, 1200, 2400):  # the menu is animated, and a busy machine takes its time
+            control.focus()
+            for key in ("ArrowDown", *["ArrowUp"] * len(options), *["ArrowDown"] * options.index(option), "Enter"):
+                self.page.keyboard.press(key)
+                self.page.wait_for_timeout(wait_ms)
+            if control.inner_text() == option:
+                return
+            self.page.keyboard.press("Tab")  # closes the menu
+        raise AssertionError(f"{name}: {control.inner_text()}, not {option}")
 
     def submit(self, done: Callable[[], bool], *, tries: int = 6) -> None:
         """Press Submit until it was heeded: a busy SQLite answers 503, and the UI then asks a person to try again."""
