@@ -63,6 +63,10 @@ class Browser:
             self.page.keyboard.press("Tab")  # closes the menu
         raise AssertionError(f"{name}: {control.inner_text()}, not {option}")
 
+    def press(self, name: str) -> None:
+        """Press a button."""
+        self.page.get_by_role("button", name=name, exact=True).last.click()
+
     def submit(self, done: Callable[[], bool], *, tries: int = 6) -> None:
         """Press Submit until it was heeded: a busy SQLite answers 503, and the UI then asks a person to try again."""
         for _ in range(tries):
