@@ -15,7 +15,7 @@ TRIES = 3
 """Stops that don't hold, for one move, before the search ends all the same."""
 _ID = re.compile(r"\b([hl]\d{2,})\b")
 _GAIN = re.compile(r"\b(l\d{2,})\b[^.;,\n]*?([+−-]\d+(?:\.\d+)?)\s*%")
-_BAND = re.compile(r"\bband (\d+(?:\.\d+)?)\s*%")
+_BAND = re.compile(r"\bband (?:(?:is|of) )?(\d+(?:\.\d+)?)\s*%")
 _MOVES = re.compile(r"^(\d+) moves played$")
 _SEEN = re.compile(r"^(\d+) of (\d+) points seen$")
 _POINTS = 0.5

@@ -48,6 +48,7 @@ def test_a_stop_rests_on_what_the_records_say() -> None:
     searched(made, 1, 150.0, ADMIT, gain=0.5, gain_over_baseline=0.5)
     assert stopped(made, "l01 gave +50.0%, and nothing is left") == []
     assert stopped(made, "best left is inside the band 3.0%") == []
+    assert stopped(made, "the band is 3%, a band of 3% in all") == []
     assert "no such launch" in stopped(made, "l44 was worse")[0]
     assert "not what was measured" in stopped(made, "l01 gave +5%")[0]
     assert "the band is 3.0%" in stopped(made, "inside the band 30%")[0]
