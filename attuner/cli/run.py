@@ -23,6 +23,8 @@ QUIET_PREFECT = {
     "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_INTERNAL_LEVEL": "ERROR",
     "PREFECT_CLI_PROMPT": "false",
+    # a server on SQLite answers 503 while ten campaigns write; five tries were not enough for two of them
+    "PREFECT_CLIENT_MAX_RETRIES": "20",
 }
 
 

@@ -81,7 +81,7 @@ def test_a_bad_campaign_file_is_one_line_with_file_and_key(
         ({"launcher": {"name": "slurm", "cluster": CLUSTER}}, "launcher.name: slurm: unknown; known: ray_jobs"),
         (
             {"proposer": {"name": "oracle"}},
-            "proposer.name: oracle: unknown; known: catalog, claude, fixed_knobs, random, scripted, tpe",
+            "proposer.name: oracle: unknown; known: catalog, claude, fixed_knobs, manual, random, scripted, tpe",
         ),
     ],
 )
