@@ -7,7 +7,9 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +40,28 @@ class Server:
     def ask(self, method: str, path: str, body: Any = None) -> Any:
         data = json.dumps(body).encode() if body is not None else None
         request = urllib.request.Request(self.url + path, data=data, method=method, headers={"content-type": "application/json"})
-        try:
-            with urllib.request.urlopen(request, timeout=60) as answer:
-                return json.loads(answer.read() or b"null")
-        except OSError:
-            return None
+        for _ in range(30):
+            try:
+                with urllib.request.urlopen(request, timeout=60) as answer:
+                    return json.loads(answer.read() or b"null")
+            except urllib.error.HTTPError as error:
+                if error.code != 503:
+                    return None
+            except OSError:
+                return None
+            time.sleep(0.5)  # SQLite is locked: Prefect's own client asks again too
+        return None
+
+    def run_of(self, deployment: str, parameters: dict[str, Any]) -> str:
+        """Trigger a deployment and return the flow run; a busy SQLite answers 503, and is asked again as a client would."""
+        body = {"parameters": parameters, "idempotency_key": uuid.uuid4().hex}
+        for _ in range(30):
+            found = self.ask("GET", f"/deployments/name/{deployment}")
+            made = self.ask("POST", f"/deployments/{found['id']}/create_flow_run", body) if found else None
+            if made:
+                return str(made["id"])
+            time.sleep(1)
+        raise AssertionError(f"{deployment}: the server took no run of {parameters}")
 
     def command(self, *arguments: str, cwd: Path) -> None:
         done = subprocess.run(

@@ -48,10 +48,7 @@ class Site:
 
     def trigger(self, deployment: str, **parameters: Any) -> str:
         """Start a run of `flow/deployment`; return the flow run's id."""
-        found = self.server.ask("GET", f"/deployments/name/{deployment}")
-        made = self.server.ask("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
-        assert made, f"{deployment}: the server took no run of {parameters}"
-        return str(made["id"])
+        return self.server.run_of(deployment, parameters)
 
     def run(self, flow_run: str) -> dict[str, Any]:
         """Return a flow run as the server knows it."""

@@ -60,9 +60,7 @@ class Shop:
             process.wait(180)
 
     def trigger(self, deployment: str, **parameters: Any) -> str:
-        found = self.server.ask("GET", f"/deployments/name/{deployment}")
-        run = self.server.ask("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": parameters})
-        return str(run["id"])
+        return self.server.run_of(deployment, parameters)
 
     def ended(self, run: str, state: str) -> None:
         self.server.until(lambda: self.server.state(run) in ("COMPLETED", "FAILED", "CRASHED"), 240)
