@@ -12,10 +12,13 @@ from typing import Any
 
 HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 DEAD_RUNS = "attuner: runs without a heartbeat are crashed"
+STUCK_RUNS = "attuner: runs that never started are crashed"
 LOST_RETRIES = "attuner: a retry that a late crash report undid is made again"
 RESUMED = "attuner: crashed runs go on by themselves"
 SILENT_S = 90
 """How long a flow run may be silent; Prefect's shortest heartbeat is 30 s."""
+PENDING_S = 300
+"""How long a run may be pending: a worker that takes one up starts it within seconds, on a busy machine in a minute or two."""
 UNTOUCHED_S = 15
 """How long a crashed run is left alone before it goes on: the worker's second report comes meanwhile, and a person may act."""
 LATE_REPORT = "Flow run infrastructure exited with non-zero status code*"
@@ -27,7 +30,7 @@ RESUMES = ("campaign", "rerun-step")
 
 def automations() -> dict[str, dict[str, Any]]:
     """Return the automations by what they are for."""
-    return {"dead runs": dead_runs(), "lost retries": lost_retries(), "crashed runs": crashed_runs()}
+    return {"dead runs": dead_runs(), "stuck runs": stuck_runs(), "lost retries": lost_retries(), "crashed runs": crashed_runs()}
 
 
 def dead_runs() -> dict[str, Any]:
@@ -35,6 +38,19 @@ def dead_runs() -> dict[str, Any]:
     trigger = {"posture": "Proactive", "after": [HEARTBEAT_EVENT], "expect": ["prefect.flow-run.*"], "within": SILENT_S}
     action = {"type": "change-flow-run-state", "state": "CRASHED", "message": "no heartbeat"}
     return _automation(DEAD_RUNS, f"after a heartbeat, nothing for {SILENT_S} s: process and worker are gone", trigger, action)
+
+
+def stuck_runs() -> dict[str, Any]:
+    """A run whose worker died after it took it up and before it started it stays pending, and never sent a heartbeat."""
+    trigger = {
+        "posture": "Proactive",
+        "after": ["prefect.flow-run.Pending"],
+        "expect": ["prefect.flow-run.*"],
+        "within": PENDING_S,
+        "match_related": [_tagged()],
+    }
+    action = {"type": "change-flow-run-state", "state": "CRASHED", "message": "never started"}
+    return _automation(STUCK_RUNS, f"pending for {PENDING_S} s: its worker died before it started it", trigger, action)
 
 
 def lost_retries() -> dict[str, Any]:

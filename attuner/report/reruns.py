@@ -37,7 +37,8 @@ def rerun_rows(history: History, *, since: int = 0) -> list[RerunRow]:
     if not since:
         return []
     after = [e for e in history.events if e.n > since]
-    rows = [_row(history, e) for e in after if e.kind in STEP_OF or e.kind in ("attempt", INVALIDATED)]
+    before = {(e.kind, e.key) for e in history.events if e.n <= since}
+    rows = [_row(history, e, again=(e.kind, e.key) in before) for e in after if e.kind in STEP_OF or e.kind in ("attempt", INVALIDATED)]
     shown = list({(r.step, r.key): r for r in rows if r is not None}.values())
     redone = {(e.kind, e.key) for e in after}
     kept: dict[str, list[str]] = {}
@@ -53,7 +54,7 @@ def _last(history: History) -> int:
     return reruns[-1].n if reruns else 0
 
 
-def _row(history: History, event: Event) -> RerunRow | None:
+def _row(history: History, event: Event, *, again: bool) -> RerunRow | None:
     if event.kind == "attempt":
         attempt = event.read(Attempt)
         charge = history.settled(attempt.launch_id, attempt.number)
@@ -66,8 +67,9 @@ def _row(history: History, event: Event) -> RerunRow | None:
         return None  # its attempt says it
     if event.kind == "launch":
         return RerunRow(step="decide", key=event.key, what="new launch")
-    what = "judged again" if event.kind == "verdict" else "computed again"
-    return RerunRow(step=STEP_OF[event.kind], key=event.key, what=what)
+    step = "look" if event.kind == "verdict" and "#" in event.key else STEP_OF[event.kind]
+    done = "judged" if event.kind == "verdict" else "computed"
+    return RerunRow(step=step, key=event.key, what=f"{done} again" if again else done)
 
 
 def _some(keys: list[str], most: int = 12) -> str:

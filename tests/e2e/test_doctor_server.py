@@ -30,7 +30,7 @@ def test_what_is_missing_is_named_and_what_was_mended_is_seen(tmp_path: Path) ->
     try:
         code, found = doctor(server.env)
         assert code == 1
-        automations = {"dead runs", "lost retries", "crashed runs"}
+        automations = {"dead runs", "stuck runs", "lost retries", "crashed runs"}
         assert {name for name, check in found.items() if not check["ok"]} == {"deployments", "worker", "leases", *automations}
         assert all(check["mend"] for check in found.values() if not check["ok"])
         assert "lease_storage.filesystem" in found["leases"]["mend"]

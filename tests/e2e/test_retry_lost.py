@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from prefect_site import ROOT, Site, site_in
 
-from attuner.cli.automations import LATE_REPORT, LOST_RETRIES, automations, crashed_runs, lost_retries
+from attuner.cli.automations import LATE_REPORT, LOST_RETRIES, automations, crashed_runs, lost_retries, stuck_runs
 
 pytestmark = pytest.mark.slow
 ROUNDS = int(os.environ.get("ATTUNER_TEST_ROUNDS", "2"))
@@ -80,3 +80,15 @@ def test_a_crashed_run_goes_on_by_itself(site: Site, tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     site.until_state(run, "COMPLETED", timeout=120)
     print("\n".join(f"{name:16} {message[:110]}" for name, message in site.states(run)))
+
+
+def test_a_run_that_never_started_is_crashed(site: Site) -> None:
+    wanted = stuck_runs()
+    wanted["trigger"]["within"] = 12  # so that the test needn't wait for the five minutes
+    assert site.server.ask("POST", "/automations/", wanted)
+    found = site.server.ask("GET", "/deployments/name/hold/hold")
+    given = {"name": "a", "book": "/nowhere", "until": "/nowhere", "cluster": ""}
+    later = {"type": "SCHEDULED", "state_details": {"scheduled_time": "2099-01-01T00:00:00Z"}}  # no worker takes it up
+    run = site.server.ask("POST", f"/deployments/{found['id']}/create_flow_run", {"parameters": given, "state": later})["id"]
+    assert site.server.ask("POST", f"/flow_runs/{run}/set_state", {"state": {"type": "PENDING"}, "force": True})
+    assert site.until_state(run, "CRASHED", timeout=90)["message"] == "never started"

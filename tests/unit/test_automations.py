@@ -16,7 +16,7 @@ from prefect.server.events.schemas.automations import AutomationCore
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.states import Crashed, Pending, Running
 
-from attuner.cli.automations import RESUMES, automations, crashed_runs, dead_runs, lost_retries
+from attuner.cli.automations import RESUMES, automations, crashed_runs, dead_runs, lost_retries, stuck_runs
 from attuner.cli.doctor import DEPLOYMENTS
 from tasks._restarts import MOST, restarts
 
@@ -64,6 +64,11 @@ def test_only_our_campaigns_go_on_by_themselves(tag: str, deployment: str, *, he
 
 def test_a_dead_run_of_anybody_is_seen() -> None:
     assert heeds(dead_runs(), crash(FIRST, tag="x", deployment="y"))
+
+
+def test_only_our_runs_are_called_stuck() -> None:
+    assert heeds(stuck_runs(), crash(FIRST, tag="attuner"))
+    assert not heeds(stuck_runs(), crash(FIRST, tag="x"))
 
 
 def test_every_deployment_bears_the_tag_the_heartbeat_and_is_known_to_the_doctor() -> None:
