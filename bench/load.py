@@ -7,7 +7,8 @@
 Campaigns are played on a replay table by attuner's own steps, then written again under further ids, each with a chain of its own;
 `attuner ledger verify` must call the whole sound. A campaign that is too short has its search lapped, launches numbered on, until
 it has its share of events. Every verb is a process of its own; told are the median of its wall times, the least, and the CPU time
-of that run (on a busy machine the wall tells of the others). Exits 1 if a verb fails, or its median wall is over its limit.
+of that run (on a busy machine the wall tells of the others). `board` and `ledger verify` leave half to a second process where a
+core is free: their CPU time is that of both. Exits 1 if a verb fails, or its median wall is over its limit.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attuner.cli.reading import STATUS, Unreadable, board_events, no_collection, told
+from attuner.cli.reading import STATUS, Unreadable, board_rows, no_collection, told
 from attuner.core.errors import UserError
 from attuner.core.events import History
 from attuner.policy import budget
@@ -157,10 +157,10 @@ def board(arguments: argparse.Namespace) -> int:
     from attuner.report import board as table
     from attuner.wiring import open_ledger
 
-    ledger = open_ledger(load_settings(project=arguments.project))
-    found = [told(name, past, table.brief) for name, past in board_events(ledger, ledger.campaigns())]
+    settings = load_settings(project=arguments.project)
+    found = board_rows(lambda: open_ledger(settings))
     unread = [f for f in found if isinstance(f, Unreadable)]
-    rows = table.ordered(f for f in found if not isinstance(f, Unreadable))
+    rows = table.in_order(f for f in found if not isinstance(f, Unreadable))
     if arguments.json:
         print(json.dumps([*rows, *(u.row("state") for u in unread)], indent=1, ensure_ascii=False), end="")
         return 0

@@ -7,9 +7,12 @@ import gc
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
+
 from attuner.core.errors import Broken
 from attuner.core.events import Event, History
 from attuner.ledgers.chain import Part
+from attuner.ledgers.halves import both, may_fork
 from attuner.report.words import clean
 
 if TYPE_CHECKING:
@@ -29,6 +32,27 @@ BOARD = Part(_LONG_KINDS, {"trial": _LONG | {"steps"}})
 """What a campaign's line on the board doesn't need."""
 BOARD_SHIPPED = Part(BOARD.kinds | {"verdict"}, BOARD.fields)
 """Once a campaign has shipped, its shipment says what waits for a person, and no verdict is asked."""
+_VERDICTS = Part(
+    (BOARD_SHIPPED.kinds - {"verdict"})
+    | {
+        "attempt",
+        "calibration",
+        "directive",
+        "hypothesis",
+        "launch",
+        "remeasurement",
+        "review",
+        "score",
+        "settled",
+        "taught",
+        "trial",
+    }
+)
+"""What is left out when the verdicts alone are read."""
+
+
+LONG_BYTES = 2**24
+"""Of a ledger file of this size the board takes about a second: worth a second process."""
 
 
 class Unreadable(NamedTuple):
@@ -83,10 +107,39 @@ def _first(error: Exception) -> str:
 
 def board_events(ledger: DuckdbLedger, names: Sequence[str]) -> Iterator[tuple[str, list[Event]]]:
     """Yield every campaign's events as far as the board's lines need them: verdicts only of those that have not shipped."""
-    waiting = []
+    waiting = {}
     for name, events in ledger.histories(names, without=BOARD_SHIPPED):
         if History(events).keys("shipment"):
             yield name, events
         else:
-            waiting.append(name)
-    yield from ledger.histories(waiting, without=BOARD)
+            waiting[name] = events
+    for name, more in ledger.histories(list(waiting), without=_VERDICTS):
+        events = waiting.pop(name)
+        last = events[-1].n if events else 0  # what was written since is left for the next time
+        verdicts = [e for e in more if e.kind == "verdict" and e.n <= last]
+        have = {e.n for e in events}
+        yield name, sorted([*events, *(v for v in verdicts if v.n not in have)], key=lambda e: e.n)
+
+
+def board_rows(opened: Callable[[], DuckdbLedger], *, long: int = LONG_BYTES) -> list[dict[str, Any] | Unreadable]:
+    """Return the row of every campaign, or why it has none; of a ledger of `long` bytes two processes read half each.
+
+    opened: opens the ledger; called again in the other process.
+    """
+    ledger = opened()
+    names = ledger.campaigns()
+    if len(names) < 2 or ledger.path.stat().st_size < long or not may_fork():
+        return _board_rows(ledger, names)
+    half = len(names) // 2  # campaigns that ran at once lie between each other: those of one time are read by one
+    rows, answer = both(
+        lambda: _board_rows(ledger, names[half:]), lambda: msgspec.msgpack.encode(_board_rows(opened(), names[:half]))
+    )
+    if answer is None:
+        return rows + _board_rows(ledger, names[:half])
+    return rows + [r if isinstance(r, dict) else Unreadable(*r) for r in msgspec.msgpack.decode(answer)]
+
+
+def _board_rows(ledger: DuckdbLedger, names: Sequence[str]) -> list[dict[str, Any] | Unreadable]:
+    from attuner.report.board import brief, row
+
+    return [told(name, past, lambda events: row(brief(events))) for name, past in board_events(ledger, names)]

@@ -9,10 +9,11 @@ writer died between commit and anchor, and nobody was told that they are there.
 from __future__ import annotations
 
 import hashlib
-import json
+import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from json.encoder import encode_basestring as quoted
 from typing import Any, NamedTuple
 
 from attuner.core.base import Record, canonical_json
@@ -296,16 +297,16 @@ def _intact(row: Row) -> bool:
     try:
         # A hash is made of canonical text, so the stored text stands for itself if it is canonical. Text that is not could say
         # one thing to Python and another to SQL (a key given twice).
-        head = _ENCODER.encode({k: getattr(row, k) for k in _HEAD})
-        text = f'{row.prev}{head[:-1]},"record":{row.record}}}'
-        return hashlib.sha256(text.encode()).hexdigest() == row.hash and canonical(row.record)
+        text = f"{row.prev}{row_text(row)}"
+        return math.isfinite(row.at) and hashlib.sha256(text.encode()).hexdigest() == row.hash and canonical(row.record)
     except (TypeError, ValueError, RecursionError):
         return False
 
 
-_HEAD = ("at", "campaign_id", "fence", "key", "kind", "n")
-"""Fields that a hash covers, in the order in which canonical JSON has them; `record` follows."""
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+def row_text(row: Row) -> str:
+    """Return what a hash covers besides `prev`, as `canonical_json` spells it, in a quarter of its time."""
+    head = f'{{"at":{row.at!r},"campaign_id":{quoted(row.campaign_id)},"fence":{row.fence},"key":{quoted(row.key)}'
+    return f'{head},"kind":{quoted(row.kind)},"n":{row.n},"record":{row.record}}}'
 
 
 def _some(things: Sequence[object], most: int = 8) -> str:

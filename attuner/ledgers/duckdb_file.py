@@ -13,9 +13,10 @@ import platform
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
+
+import msgspec
 
 from attuner.core.base import Record
 from attuner.core.errors import Broken, Refused, UserError
@@ -26,6 +27,7 @@ from attuner.ledgers.chain import Checked, Lease, Marks, Part, Problem
 from attuner.ledgers.duckdb_events import ask_events
 from attuner.ledgers.duckdb_export import Table, ask, copy_to
 from attuner.ledgers.duckdb_session import Connection, Session
+from attuner.ledgers.halves import both, may_fork
 from attuner.ledgers.locks import FileLock, LeaseFile
 from attuner.ports import Answer, Event
 
@@ -249,7 +251,7 @@ class DuckdbLedger:
             except Broken as error:
                 return [*problems, _file_problem(str(error))]
         try:
-            rows = [row for lot in self._checked(last, campaign_id) for row in lot]
+            rows = self._checked(last, campaign_id)
         except Broken as error:
             return [*problems, _file_problem(str(error))]
         found = chain.check_rows(rows, marks, campaign_id=campaign_id)
@@ -257,14 +259,23 @@ class DuckdbLedger:
             problems.append(_file_problem(f"damaged write-ahead file: {self._beside('wal')}, its last rows are dropped"))
         return problems + found
 
-    def _checked(self, last: int, campaign_id: str | None) -> Iterator[list[Checked]]:
-        """Yield every row, compared with its hash, in lots: others may write between two of them."""
-        size = sql.LOT_ROWS if campaign_id is None else max(last, 1)
-        bounds = [None, *range(size, last, size), None]
-        for above, upto in pairwise(bounds):
+    def _checked(self, last: int, campaign_id: str | None) -> list[Checked]:
+        """Return every row, compared with its hash, read in lots: others may write between two of them."""
+        lots = sql.seq_lots(last) if campaign_id is None else [(None, None)]
+        if len(lots) == 1 or not may_fork():
+            return self._lots(lots, campaign_id)
+        rows, told = both(
+            lambda: self._lots(lots[::2]), lambda: msgspec.msgpack.encode(DuckdbLedger(self.path)._lots(lots[1::2]))
+        )
+        return rows + (self._lots(lots[1::2]) if told is None else msgspec.msgpack.decode(told, type=list[Checked]))
+
+    def _lots(self, lots: Sequence[sql.Lot], campaign_id: str | None = None) -> list[Checked]:
+        found: list[Checked] = []
+        for above, upto in lots:
             with self._thread, self._lock.hold(write=False), self._session.attached(write=False) as db:
                 rows = sql.rows_between(db, above, upto, campaign_id) if sql.has_events(db) else []
-            yield [chain.checked(row) for row in rows]
+            found += [chain.checked(row) for row in rows]
+        return found
 
     # -- within
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 from attuner.ledgers import chain, schema
@@ -12,8 +14,13 @@ from attuner.ledgers.duckdb_session import Connection
 COLUMNS = 'seq, campaign_id, n, kind, key, "at", fence, record, prev, hash'
 LOT_ROWS = 20_000
 """Rows that are read under one lock: a tenth of a second, and as text some 60 MB where trials hold what a probe saw."""
+Lot = tuple[int | None, int | None]
+"""Rows above one `seq` and up to another (None: no bound)."""
 LOT_LEAN = 4
-"""So many times that where kinds are left out: campaigns that ran at once lie between each other, and each lot reads past them."""
+"""So many times that where kinds are left out: campaigns that ran at once lie between each other, each lot reads past them."""
+
+
+_ORDER = attrgetter("n", "seq")
 
 
 class End(NamedTuple):
@@ -74,9 +81,11 @@ def rows_of_many(db: Connection, ends: dict[str, End], without: Part) -> dict[st
         where += f" AND (kind NOT IN ({_places(left)}) OR n = 1 OR seq IN ({_places(last)}))"
         values += [*left, *last]
     found: dict[str, list[Row]] = {name: [] for name in ends}
-    for r in db.execute(f"SELECT {COLUMNS} FROM events WHERE {where} ORDER BY n, seq", values).fetchall():
+    for r in db.execute(f"SELECT {COLUMNS} FROM events WHERE {where}", values).fetchall():
         row = Row(*r)
         found[row.campaign_id].append(row)
+    for rows in found.values():
+        rows.sort(key=_ORDER)  # they lie in order already; DuckDB would copy all their text once more
     return found
 
 
@@ -93,6 +102,12 @@ def lots(campaign_ids: Sequence[str], marks: Marks | None, without: Part) -> lis
         found[-1].append(name)
         room -= num
     return found
+
+
+def seq_lots(last: int) -> list[Lot]:
+    """Return lots that hold every row, those above the `last` too."""
+    size = LOT_ROWS // 2  # two processes may hold one each
+    return list(pairwise([None, *range(size, last, size), None]))
 
 
 def rows_between(db: Connection, above: int | None, upto: int | None, campaign_id: str | None) -> list[Row]:

@@ -104,7 +104,12 @@ def rows(campaigns: Iterable[Sequence[Event]]) -> list[dict[str, Any]]:
 
 def ordered(found: Iterable[Brief]) -> list[dict[str, Any]]:
     """Return the board's rows, the campaign that moved last first."""
-    return sorted((row(b) for b in found), key=lambda r: (-r["updated_at"], r["campaign"]))
+    return in_order(row(b) for b in found)
+
+
+def in_order(found: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return rows in the board's order, the campaign that moved last first."""
+    return sorted(found, key=lambda r: (-r["updated_at"], r["campaign"]))
 
 
 def text(found: Sequence[dict[str, Any]]) -> str:
