@@ -35,7 +35,13 @@ def scripted(*turns: list[Block]) -> Brain:
 
     def brain(body: dict[str, Any]) -> list[Block]:
         done = sum(m["role"] == "assistant" for m in body["messages"])
-        return turns[done] if done < len(turns) else [use("submit_stop", reason="the script has ended", evidence=["l01 and what came after it: the script has ended"])]
+        return (
+            turns[done]
+            if done < len(turns)
+            else [
+                use("submit_stop", reason="the script has ended", evidence=["l01 and what came after it: the script has ended"])
+            ]
+        )
 
     return brain
 

@@ -38,7 +38,8 @@ def rerun_rows(history: History, *, since: int = 0) -> list[RerunRow]:
         return []
     after = [e for e in history.events if e.n > since]
     before = {(e.kind, e.key) for e in history.events if e.n <= since}
-    rows = [_row(history, e, again=(e.kind, e.key) in before) for e in after if e.kind in STEP_OF or e.kind in ("attempt", INVALIDATED)]
+    shown_kinds = {*STEP_OF, "attempt", INVALIDATED}
+    rows = [_row(history, e, again=(e.kind, e.key) in before) for e in after if e.kind in shown_kinds]
     shown = list({(r.step, r.key): r for r in rows if r is not None}.values())
     redone = {(e.kind, e.key) for e in after}
     kept: dict[str, list[str]] = {}
