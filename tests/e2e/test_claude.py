@@ -130,7 +130,7 @@ def test_a_scripted_model_tunes_the_quickstart_and_meets_everything(drill: Any) 
     assert stop is not None
     assert stop.reason == "the dollar limit is reached"
     assert server.refused == []
-    poisoned = [b for m in server.calls[-1]["messages"] if m["role"] == "user" for b in m["content"]]
+    poisoned = [b for call in server.calls for m in call["messages"] if m["role"] == "user" for b in m["content"]]
     assert any(ORDER in str(b) for b in poisoned)
     assert rules() == before
     assert "sound" in drill.attuner("ledger", "verify").stdout
@@ -140,7 +140,8 @@ def test_a_scripted_model_tunes_the_quickstart_and_meets_everything(drill: Any) 
         spend = ledger.query("SELECT num_calls, num_unanswered, usd FROM spend_usd").rows
     assert spend == [(len(billed), 1, pytest.approx(dollars.spent_usd(history)))]
     report = (drill.home / drill.campaign() / "report.md").read_text()
-    assert f"US dollars for {len(billed)} calls to claude-opus-5-5" in report
+    searched = [m for m, _ in dollars.calls(history) if m.thread != "lessons"]  # its lessons were worded after the report
+    assert f"US dollars for {len(searched)} calls to claude-opus-5-5" in report
     assert drill.marked() == []
 
 
