@@ -97,7 +97,8 @@ def items(verdict: Verdict) -> Iterator[ReviewItem]:
 def all_items(history: History, launch_id: str) -> Iterator[ReviewItem]:
     """Yield what the verdicts on a launch leave to a person: the first look at its move, and the later looks at each attempt.
 
-    An attempt that was refused and then run again by a person is one of them: trying until a look lets it pass is no evidence.
+    A refusal of a later look that does not hold any more is one of them, because another attempt was made or a rerun judged the
+    same one again: trying until a look lets it pass is no evidence.
     """
     launch, trial = history.launch(launch_id), history.trial(launch_id)
     config = history.verdict(launch.hypothesis) if launch and launch.hypothesis else None
@@ -106,16 +107,37 @@ def all_items(history: History, launch_id: str) -> Iterator[ReviewItem]:
     for attempt in history.attempts(launch_id):
         for verdict in history.looks(launch_id, attempt.number):
             yield from items(verdict)
-            if verdict.decision == "refuse" and trial is not None and trial.attempt != attempt.number:
-                first = verdict.refusals()[0]
-                line = f"review  rerun  attempt {attempt.number} was refused: {first.line().removeprefix('refuse  ')}"
-                yield ReviewItem(look=verdict.look, rule=f"rerun {first.rule}", key=first.key, line=line)
+    now = attempt_key(launch_id, trial.attempt) if trial else ""
+    for event in history.events:
+        if event.kind != "verdict" or event.key.partition("#")[0] != launch_id or "#" not in event.key:
+            continue
+        verdict, held = event.read(Verdict), history.verdict(event.key)
+        if verdict.decision != "refuse":
+            continue
+        if held is not None and held.decision == "refuse" and event.key.removesuffix(":update") == now:
+            continue  # it holds: the score says so
+        first = verdict.refusals()[0]
+        line = f"review  rerun  {event.key} was refused: {first.line().removeprefix('refuse  ')}"
+        yield ReviewItem(look=verdict.look, rule=f"rerun {first.rule}", key=first.key, line=line)
 
 
 def answer_to(history: History, recipe: str) -> ReviewAnswer | None:
-    """Return the last answer about a recipe; one that nobody gave in time counts as none once a person answers."""
-    given = [x for x in history.reviews() if x.recipe == recipe]
-    return given[-1] if given else None
+    """Return what people said of a recipe, whichever of its launches they said it of: their last word holds.
+
+    An `admit` adds its items to those of the one before; a refusal takes them all back. That nobody answered in time is no
+    word: it holds only where nobody ever gave one.
+    """
+    held: ReviewAnswer | None = None
+    for event in history.events:
+        if event.kind != "review":
+            continue
+        said = event.read(ReviewAnswer)
+        if said.recipe != recipe or (said.decision == "unanswered" and held is not None):
+            continue
+        if said.decision == "admit" and held is not None and held.decision == "admit":
+            said = said.model_copy(update={"items": [*held.items, *said.items]})
+        held = said
+    return held
 
 
 def covers(answer: ReviewAnswer | None, item: ReviewItem) -> bool:

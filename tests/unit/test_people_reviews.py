@@ -7,32 +7,15 @@ from typing import Any
 
 import pytest
 from book import Book
-from lab import ID, MICRO, UNCOVERED, Lab, begin, campaign, finish, play, search
+from lab import ID, MICRO, UNCOVERED, begin, campaign, finish, play, search
+from people_lab import BUCKET, BY, FASTER, lab, words
 from test_leader import ADMIT, REVIEW, book, searched, shipped
 
 from attuner.core.errors import UserError
-from attuner.core.people import ReviewAnswer
-from attuner.launchers.replay import Row
-from attuner.ledgers.memory import MemoryLedger
+from attuner.core.people import Invalidated, ReviewAnswer
 from attuner.policy import leader, people
 from attuner.steps import people as said
 from attuner.steps import review
-
-FASTER = Row(match={"micro_batch_size": 4}, step_s=0.5)
-LAYOUT_ROW = Row(match={"tensor_model_parallel_size": 1}, step_s=0.8)
-BUCKET = Row(match={"bucket_size": 1000}, step_s=0.4)
-REST = Row(step_s=1.0, jitter=0.005)
-BY = {"by": "Ada", "why": "as agreed on Monday"}
-
-
-def lab(tmp_path: Path, *rows: Row, **more: Any) -> Lab:
-    return Lab(tmp_path, [*rows, REST], **more)
-
-
-def words(made: Lab) -> MemoryLedger:
-    """A ledger without the lease: another process, while the campaign runs."""
-    return MemoryLedger(made.store, now=made.clock.now)
-
 
 # ------------------------------------------------------------------------------------------------------- reviews
 
@@ -118,7 +101,7 @@ def test_a_refused_attempt_that_passes_when_run_again_waits_for_a_person() -> No
     from book import trial
 
     made.put("trial", "l02", trial(launch_id="l02", attempt=2))
-    assert "attempt 1 was refused" in leader.open_reviews(made.history, "l02")[0]
+    assert "l02#1 was refused" in leader.open_reviews(made.history, "l02")[0]
     assert shipped(made) == ""
 
 
@@ -178,3 +161,33 @@ def test_an_answer_that_cant_be_meant_is_one_line(
     search(kit)
     with pytest.raises(kind, match=what):
         said.answer(words(made), ID, launch, "admit", **{**BY, **given})
+
+
+def test_the_last_word_about_a_recipe_holds_whichever_launch_it_was_said_of() -> None:
+    made = book()
+    searched(made, 2, 200.0, REVIEW)
+    recipe = made.history.launch("l02").recipe  # type: ignore[union-attr]
+    made.ran("l09", recipe=recipe, kind="remeasure")
+    look(made, "l09", recipe, deviation=0.02)
+    answered(made, "l02", "admit")
+    answered(made, "l09", "admit")
+    assert shipped(made) == "l02", "a second admit takes nothing of the first away"
+    assert people.looks_stand(made.history, "l09")
+    answered(made, "l02", "refuse")
+    assert shipped(made) == ""
+    answered(made, "l09", "unanswered")
+    assert shipped(made) == "", "what nobody answered is no answer"
+
+
+def test_a_refusal_that_a_rerun_set_aside_waits_for_a_person() -> None:
+    made = book()
+    searched(made, 2, 200.0, ADMIT)
+    recipe = made.history.launch("l02").recipe  # type: ignore[union-attr]
+    look(made, "l02", recipe, deviation=9.0, decision="refuse")
+    body = {"step": "launch", "key": "l00", "by": "Ada", "why": "a busy baseline", "hides": ["verdict l02#1"], "after": 1}
+    made.put("invalidated", "launch l00 1", Invalidated.model_validate(body))
+    look(made, "l02", recipe, deviation=0.001, decision="admit")
+    assert "was refused" in leader.open_reviews(made.history, "l02")[0]
+    assert shipped(made) == ""
+    answered(made, "l02", "admit")
+    assert shipped(made) == "l02"
