@@ -95,9 +95,9 @@ torchrun pretrain_gpt.py {key} --num-layers 4 --hidden-size 64 --wandb-key $WAND
 
 
 def test_places_of_the_authors_machine_are_listed_and_kept(tmp_path: Path) -> None:
-    found = imported(tmp_path, RUN + "--load /root/ck --data-path $DATA --tokenizer-model zai-org/GLM-4.7 --save out")
-    assert found.of("to_set") == ["load = /root/ck", "data_path = ${DATA}", "save = out"]
-    assert found.arguments["load"] == "/root/ck"
+    found = imported(tmp_path, RUN + "--load /data/ck --data-path $DATA --tokenizer-model zai-org/GLM-4.7 --save out")
+    assert found.of("to_set") == ["load = /data/ck", "data_path = ${DATA}", "save = out"]
+    assert found.arguments["load"] == "/data/ck"
 
 
 def test_a_value_that_cannot_be_told_stays_visible_so_that_nothing_trains_with_a_default(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from lab import ID, LAYOUT, MICRO, Lab, begin, campaign, finish, play, search
+from people_lab import BY, FASTER, LAYOUT_ROW, REST, lab, words
 
 from attuner.core.errors import Refused, UserError
 from attuner.core.events import History
@@ -19,22 +20,6 @@ from attuner.ports import Brief
 from attuner.proposals import Proposal, read_proposals
 from attuner.steps import people as said
 from attuner.steps.hypothesize import waits_for
-
-FASTER = Row(match={"micro_batch_size": 4}, step_s=0.5)
-LAYOUT_ROW = Row(match={"tensor_model_parallel_size": 1}, step_s=0.8)
-BUCKET = Row(match={"bucket_size": 1000}, step_s=0.4)
-REST = Row(step_s=1.0, jitter=0.005)
-BY = {"by": "Ada", "why": "as agreed on Monday"}
-
-
-def lab(tmp_path: Path, *rows: Row, **more: Any) -> Lab:
-    return Lab(tmp_path, [*rows, REST], **more)
-
-
-def words(made: Lab) -> MemoryLedger:
-    """A ledger without the lease: another process, while the campaign runs."""
-    return MemoryLedger(made.store, now=made.clock.now)
-
 
 # ------------------------------------------------------------------------------------------------ queue, ban, budget
 

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from book import Book
-from lab import ID, MICRO, Lab, begin, campaign, play, search
+from lab import ID, MICRO, begin, campaign, play, search
+from people_lab import BY, FASTER, lab, words
 from test_leader import ADMIT, book, searched
 
 from attuner.core.judgement import Note
 from attuner.core.search import Stop
-from attuner.launchers.replay import Row
-from attuner.ledgers.memory import MemoryLedger
 from attuner.policy import stopping
 from attuner.ports import Brief
 from attuner.proposals import Proposal
 from attuner.proposers.manual import Manual
 from attuner.steps import people as said
 from attuner.steps.hypothesize import waits_for
-
-FASTER = Row(match={"micro_batch_size": 4}, step_s=0.5)
-LAYOUT_ROW = Row(match={"tensor_model_parallel_size": 1}, step_s=0.8)
-BUCKET = Row(match={"bucket_size": 1000}, step_s=0.4)
-REST = Row(step_s=1.0, jitter=0.005)
-BY = {"by": "Ada", "why": "as agreed on Monday"}
-
-
-def lab(tmp_path: Path, *rows: Row, **more: Any) -> Lab:
-    return Lab(tmp_path, [*rows, REST], **more)
-
-
-def words(made: Lab) -> MemoryLedger:
-    """A ledger without the lease: another process, while the campaign runs."""
-    return MemoryLedger(made.store, now=made.clock.now)
-
 
 # ---------------------------------------------------------------------------------------------------------- stops
 
