@@ -41,10 +41,11 @@ def rerun_step(campaign: str, step: Step, key: str = "", *, by: str, why: str) -
         why: The reason; it goes on record.
     """
     check_restarts()
-    ledger = open_ledger(load_settings())
+    settings = load_settings()
+    ledger = open_ledger(settings)
     try:
         name = ledger.find(campaign)
-        rerun(ledger, name, step, key, by=by, why=why, request=flow_run.id or "")
+        rerun(ledger, name, step, key, by=by, why=why, rules_dir=settings.rules_dir(), request=flow_run.id or "")
         try:
             return str(campaign_flow(campaign_id=name))
         finally:

@@ -173,7 +173,9 @@ def rerun(arguments: argparse.Namespace) -> int:
     from attuner.steps.rerun import rerun as set_aside
 
     settings, ledger, name = _open(arguments)
-    done = set_aside(ledger, name, arguments.step, arguments.key, by=_who(arguments), why=arguments.why)
+    done = set_aside(
+        ledger, name, arguments.step, arguments.key, by=_who(arguments), why=arguments.why, rules_dir=settings.rules_dir()
+    )
     if not arguments.json:
         print(f"set aside  {', '.join(done.hides)}")
     if arguments.only:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from attuner.config import register_lock
 from attuner.core.base import Record, digest_of
 from attuner.core.campaign import Campaign
@@ -35,7 +37,12 @@ def put(kit: Kit, campaign_id: str, kind: str, key: str, record: Record) -> None
 
 def check_lock(kit: Kit, campaign: Campaign) -> None:
     """Raise RegisterChanged if rules/ or the judging code is not what the campaign was born with."""
-    now = register_lock(kit.rules_dir, campaign.stack.name)
+    check_rules(kit.rules_dir, campaign)
+
+
+def check_rules(rules_dir: Path, campaign: Campaign) -> None:
+    """Do as check_lock, for whoever has no kit."""
+    now = register_lock(rules_dir, campaign.stack.name)
     if now != campaign.register_lock:
         raise RegisterChanged(
             f"rules/: the register or attuner/policy changed after {campaign.id} began "

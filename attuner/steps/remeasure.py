@@ -48,6 +48,7 @@ def renewed(kit: Kit, history: History) -> History:
     why = outdated(history)
     if not why:
         return history
+    check_lock(kit, history.campaign())  # nothing is set aside that couldn't be judged again
     campaign_id = history.campaign().id
     said = Invalidated(
         step="remeasure",

@@ -9,6 +9,7 @@ record and is charged. A rerun is exempt from "not again unchanged", never from 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from attuner.core.errors import BudgetExceeded, UserError
 from attuner.core.events import INVALIDATED, History, attempt_key, update_key
@@ -17,6 +18,7 @@ from attuner.core.people import Invalidated
 from attuner.core.run import Launch
 from attuner.policy import budget, people
 from attuner.ports import Ledger
+from attuner.steps.common import check_rules
 from attuner.steps.people import named
 from attuner.steps.remeasure import UNAFFORDABLE
 
@@ -24,17 +26,21 @@ STEPS = ("launch", "profile", "score", "gate", "calibrate", "hypothesize", "reme
 ENDS = ("remeasurement final", "shipment final", f"note {UNAFFORDABLE}")
 
 
-def rerun(ledger: Ledger, campaign_id: str, step: str, key: str = "", *, by: str, why: str, request: str = "") -> Invalidated:
+def rerun(
+    ledger: Ledger, campaign_id: str, step: str, key: str = "", *, by: str, why: str, rules_dir: Path, request: str = ""
+) -> Invalidated:
     """Set aside what this step made, and what follows from it; the campaign then goes on from there.
 
     Args:
         step: launch, profile, score, gate, calibrate, hypothesize, remeasure or ship.
         key: launch id (launch, profile, score), hypothesis id (gate), round (calibrate); '' for the others.
+        rules_dir: the rules' folder: what they couldn't judge again is not set aside.
         request: id of the request: the same one twice is one rerun.
 
     Raises:
         UserError: no such step or key, or it can't be rerun.
         Refused: a process runs the campaign now (pause or cancel it, or wait).
+        RegisterChanged: rules/ or the judging code moved since birth.
         BudgetExceeded: the budget doesn't allow it; `attuner budget` raises it.
     """
     by, why = named(by, why, what="rerun", reason_needed=True)
@@ -42,6 +48,7 @@ def rerun(ledger: Ledger, campaign_id: str, step: str, key: str = "", *, by: str
     known = _same_request(history, request)
     if known is not None:
         return known
+    check_rules(rules_dir, history.campaign())
     planned(history, step, key)  # what can't be is refused before anything is on record, the lease included
     ledger.claim(campaign_id)
     try:

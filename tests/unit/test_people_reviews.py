@@ -137,7 +137,7 @@ def test_an_answer_after_the_shipment_decides_it_again(tmp_path: Path) -> None:
     assert play(made.kit(), campaign(*moves)).launch_id == "l06"
     made.store.holders.clear()
     said.answer(words(made), ID, "l07", "admit", **BY)
-    rerun(words(made), ID, "ship", **BY)
+    rerun(words(made), ID, "ship", rules_dir=made.rules, **BY)
     made.store.holders.clear()
     assert play(made.kit(), campaign(*moves)).launch_id == "l07"
     assert made.history().remeasurement().leader == "l07"  # type: ignore[union-attr]

@@ -36,7 +36,7 @@ def run_again(tmp_path: Path, layout: Row) -> Lab:
     lab.table[0] = FAST
     lab.store.holders.clear()
     ledger = MemoryLedger(lab.store, now=lab.clock.now)
-    rerun(ledger, ID, "launch", "l06", by="Ada", why="a <neighbour> used the memory")
+    rerun(ledger, ID, "launch", "l06", rules_dir=lab.rules, by="Ada", why="a <neighbour> used the memory")
     play(lab.kit(), campaign(MICRO, LAYOUT))
     return lab
 

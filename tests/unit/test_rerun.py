@@ -8,14 +8,15 @@ from typing import Any
 import pytest
 from lab import ID, LAYOUT, MICRO, SDPA, Lab, campaign, play
 
-from attuner.core.errors import AttunerError, BudgetExceeded, Refused, UserError
+from attuner.core.errors import AttunerError, BudgetExceeded, Refused, RegisterChanged, UserError
 from attuner.core.events import History
-from attuner.core.people import Invalidated
+from attuner.core.people import Invalidated, ReviewAnswer
 from attuner.launchers.replay import Row
 from attuner.ledgers.memory import MemoryLedger
 from attuner.policy import budget
 from attuner.report.reruns import rerun_rows
 from attuner.steps import people
+from attuner.steps.remeasure import plan_remeasure
 from attuner.steps.rerun import rerun
 
 BY = {"by": "Ada", "why": "the switch was flaky"}
@@ -34,7 +35,7 @@ def played(tmp_path: Path, *rows: Row, script: tuple[dict[str, Any], ...] = (MIC
 def again(made: Lab, step: str, key: str = "", **more: Any) -> Invalidated:
     made.store.holders.clear()
     ledger = MemoryLedger(made.store, now=made.clock.now)
-    return rerun(ledger, ID, step, key, **{**BY, **more})
+    return rerun(ledger, ID, step, key, **{**BY, "rules_dir": made.rules, **more})
 
 
 def go_on(made: Lab, *script: dict[str, Any], **more: Any) -> History:
@@ -135,7 +136,7 @@ def test_a_rerun_is_refused_while_a_process_runs_the_campaign(tmp_path: Path) ->
     kit = made.kit()  # holds the lease
     assert kit is not None
     with pytest.raises(Refused, match="runs this campaign"):
-        rerun(MemoryLedger(made.store, now=made.clock.now), ID, "launch", "l06", **BY)
+        rerun(MemoryLedger(made.store, now=made.clock.now), ID, "launch", "l06", rules_dir=made.rules, **BY)
 
 
 def test_a_rerun_never_passes_the_budget(tmp_path: Path) -> None:
@@ -298,3 +299,33 @@ def test_component_tests_and_checkpoints_are_not_rerun(tmp_path: Path) -> None:
     check = next(x.id for x in made.history().launches() if x.component)
     with pytest.raises(AttunerError, match="component test"):
         again(made, "launch", check)
+
+
+def change_rules(made: Lab) -> None:
+    file = made.rules / "mcore" / "lab.yaml"
+    file.write_text(file.read_text() + "\n# changed\n")
+
+
+@pytest.mark.parametrize("step", ["launch", "score", "ship", "remeasure", "calibrate", "hypothesize"])
+def test_nothing_is_set_aside_that_the_changed_rules_could_not_judge_again(tmp_path: Path, step: str) -> None:
+    made = played(tmp_path, MICRO_ROW, LAYOUT_ROW)
+    change_rules(made)
+    before = len(made.history().events)
+    key = {"launch": "l06", "score": "l06", "calibrate": "1"}.get(step, "")
+    with pytest.raises(RegisterChanged):
+        again(made, step, key)
+    assert len(made.history().events) == before
+    assert made.history().shipment() is not None
+
+
+def test_a_resume_under_changed_rules_leaves_the_shipment_as_it_is(tmp_path: Path) -> None:
+    made = played(tmp_path, MICRO_ROW, LAYOUT_ROW)
+    shipment = made.history().shipment()
+    again(made, "score", "l07")  # something to do again, so that a resume goes through its steps
+    refusal = {"launch_id": "l06", "recipe": made.history().launch("l06").recipe, "decision": "refuse", "by": "Ada"}  # type: ignore[union-attr]
+    kit = made.kit()
+    kit.ledger.append(ID, "review", "l06", ReviewAnswer.model_validate(refusal))
+    change_rules(made)
+    with pytest.raises(RegisterChanged):
+        plan_remeasure(kit, ID)
+    assert made.history().shipment() == shipment
