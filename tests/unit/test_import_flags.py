@@ -108,10 +108,10 @@ def test_a_value_that_cannot_be_told_stays_visible_so_that_nothing_trains_with_a
 
 
 def test_what_a_launcher_sets_and_what_belongs_to_the_authors_machine_is_left_out_and_said(tmp_path: Path) -> None:
-    theirs = "export MASTER_ADDR=1.2.3.4 PYTHONPATH=/root/Megatron-LM NCCL_SOCKET_IFNAME=eth0\n"
+    theirs = "export MASTER_ADDR=1.2.3.4 PYTHONPATH=/opt/Megatron-LM NCCL_SOCKET_IFNAME=eth0\n"
     found = imported(tmp_path, theirs + "export NCCL_NVLS_ENABLE=0 CUDA_DEVICE_MAX_CONNECTIONS=1\n" + RUN)
     assert found.env == {"CUDA_DEVICE_MAX_CONNECTIONS": "1", "NCCL_NVLS_ENABLE": "0"}
-    assert any("PYTHONPATH=/root/Megatron-LM" in t for t in found.of("left_out"))
+    assert any("PYTHONPATH=/opt/Megatron-LM" in t for t in found.of("left_out"))
 
 
 def test_commands_that_end_others_jobs_are_named_as_not_carried_over(tmp_path: Path) -> None:

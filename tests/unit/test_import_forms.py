@@ -17,7 +17,7 @@ spec:
     python3 train.py --actor-num-nodes ${NODES} --actor-num-gpus-per-node 8 --rollout-batch-size 4
     --tensor-model-parallel-size 8 --lr 1e-6
   runtimeEnvYAML: |
-    working_dir: /root/slime
+    working_dir: /opt/slime
     env_vars:
       CUDA_DEVICE_MAX_CONNECTIONS: "1"
       HF_TOKEN: hf_abcdefghijklmnopqrstuvwx

@@ -140,7 +140,7 @@ def test_a_sourced_script_is_read_from_beside_it_or_from_the_end_of_its_authors_
     (tmp_path / "models" / "m.sh").write_text("ARGS=(--num-layers 4)\n")
     here = 'DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"\nsource "$DIR/models/m.sh"\nrun ${ARGS[@]}'
     assert followed(tmp_path, here)[0] == [["--num-layers", "4"]]
-    assert followed(tmp_path, "source /root/slime/models/m.sh\nrun ${ARGS[@]}")[0] == [["--num-layers", "4"]]
+    assert followed(tmp_path, "source /opt/slime/models/m.sh\nrun ${ARGS[@]}")[0] == [["--num-layers", "4"]]
 
 
 def test_a_sourced_script_that_is_missing_is_said(tmp_path: Path) -> None:
