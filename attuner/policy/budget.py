@@ -7,6 +7,7 @@ import math
 from attuner.core.campaign import Campaign
 from attuner.core.errors import BudgetExceeded, UserError
 from attuner.core.events import History
+from attuner.core.run import Launch
 from attuner.policy import people, rounds
 
 AUTO_LAUNCHES = 30
@@ -16,6 +17,9 @@ AUTO_ROUND = 10.0
 
 RESERVE = 1.5
 """What a launch sets aside, as a multiple of its expected charge: a slower candidate must not overdraw the budget."""
+ENDING_S = 5.0
+"""What it takes to end a job at its limit, seconds: the signal, three seconds of grace, the release."""
+NO_MORE = "the budget pays for no more"
 
 
 def fixed_launches(campaign: Campaign) -> int:
@@ -114,3 +118,53 @@ def time_limit_s(history: History) -> float:
 def reserve(history: History) -> float:
     """Return what one launch sets aside, device-hours: 1.5 × its expected charge."""
     return RESERVE * launch_cost(history)
+
+
+def attempt_limit_s(history: History, launch: Launch) -> float:
+    """Return how long the next attempt of a launch may hold its devices, seconds: its limit, or less if the budget pays for less.
+
+    A search or check launch leaves the re-measurement's share alone. The charge so ends within the budget, whatever hangs.
+    """
+    pays = _payable(history, launch) * 3600.0 / history.campaign().workload.gpus - ENDING_S
+    return min(launch.time_limit_s, max(pays, 1.0))
+
+
+def why_no_attempt(history: History, launch: Launch) -> str:
+    """Return why the budget does not pay for an attempt of a decided launch, in one line; empty if it does.
+
+    The budget may have shrunk since the launch was decided: by its own lost attempt, by a person's word, or because the first
+    calibration run cost more than was declared.
+    """
+    left = total(history) - spent(history)
+    if left * 3600.0 / history.campaign().workload.gpus < ENDING_S + 1.0:
+        return f"{spent(history):.4f} of {total(history):g} device-hours are spent"
+    if launch.kind == "calibrate":
+        return _why_no_calibration(history, left)
+    payable, cost = _payable(history, launch), launch_cost(history)
+    if launch.kind in ("search", "check") and payable < cost - 1e-9:
+        return f"{NO_MORE}: {max(payable, 0):.4f} device-hours are left for it, one launch costs {cost:.4f}"
+    return ""
+
+
+def _payable(history: History, launch: Launch) -> float:
+    """Return what an attempt of this launch may cost now, device-hours."""
+    if launch.kind not in ("search", "check"):
+        return total(history) - spent(history)
+    return remaining(history) + (launch.reserve_gpu_hours if _is_open(history, launch.id) else 0.0)
+
+
+def _why_no_calibration(history: History, left: float) -> str:
+    """Return why calibration need not go on: at the least measured cost, what must still run is more than what is left."""
+    runs = [x for x in history.launches() if x.kind == "calibrate"]
+    trials = [t for x in runs if not x.profile_steps and (t := history.trial(x.id)) and t.status == "ok"]
+    if not trials:
+        return ""
+    cost = min(t.gpu_hours for t in trials)
+    pairs = 2 * history.campaign().remeasure.pairs - len(rounds.launches(history))
+    need = cost * (sum(history.trial(x.id) is None for x in runs) + max(0, pairs))
+    if need <= left + 1e-9:
+        return ""
+    return (
+        f"{NO_MORE}: a launch of the baseline cost {cost:.4f} device-hours ({declared_cost(history.campaign()):.4f} declared), "
+        f"calibration and re-measurement need {need:.4f} more, {left:.4f} are left"
+    )

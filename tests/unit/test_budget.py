@@ -127,3 +127,52 @@ def test_birth_asks_for_the_reserve_of_every_launch_that_is_made_in_any_case(pre
     budget.check_at_birth(made.model_copy(update={"budget": Budget(gpu_hours=need)}), source="x.yaml")
     with pytest.raises(UserError, match=f"{launches} launches"):
         budget.check_at_birth(made.model_copy(update={"budget": Budget(gpu_hours=need * 0.999)}), source="x.yaml")
+
+
+def test_an_attempt_may_hold_its_devices_for_as_long_as_the_budget_pays_and_no_longer() -> None:
+    book = calibrated(Book(campaign(budget={"gpu_hours": 10.0})))
+    book.launch("l01", kind="calibrate", time_limit_s=9e9)
+    book.settle("l01", 1.0)
+    book.trial("l01", hours=1.0)
+    book.launch("l02", kind="remeasure", reserve_gpu_hours=1.5, time_limit_s=9e9)
+    every = 9.0 * 3600 / 2 - budget.ENDING_S
+    assert budget.attempt_limit_s(book.history, book.history.launches()[-1]) == pytest.approx(every)
+    book.launch("l03", kind="remeasure", reserve_gpu_hours=1.5, time_limit_s=60.0)
+    assert budget.attempt_limit_s(book.history, book.history.launches()[-1]) == 60.0
+
+
+def test_a_search_attempt_leaves_the_share_of_the_remeasurement_alone() -> None:
+    book = calibrated(Book(campaign(budget={"gpu_hours": 12.0})))
+    book.launch("l01", reserve_gpu_hours=1.5, time_limit_s=9e9)
+    share = 6 * 1.5
+    launch = book.history.launches()[-1]
+    assert budget.attempt_limit_s(book.history, launch) == pytest.approx((12.0 - share) * 3600 / 2 - budget.ENDING_S)
+    assert budget.why_no_attempt(book.history, launch) == ""
+    book.settle("l01", 2.5, lost=True, how="last_heartbeat")
+    assert "0.5000 device-hours are left for it, one launch costs 1.0000" in budget.why_no_attempt(book.history, launch)
+
+
+def test_calibration_stops_as_soon_as_the_measured_cost_shows_that_the_budget_cannot_do() -> None:
+    book = Book(campaign(budget={"gpu_hours": 10.0}))
+    for n in range(1, 6):
+        book.launch(f"l0{n}", kind="calibrate", profile_steps=n // 5)
+    first, second = book.history.launches()[:2]
+    assert budget.why_no_attempt(book.history, first) == ""
+    book.settle("l01", 0.9)
+    book.trial("l01", hours=0.9)
+    assert budget.why_no_attempt(book.history, second) == "", "4 + 6 launches at 0.9 are 9.0, and 9.1 are left"
+    book = Book(campaign(budget={"gpu_hours": 10.0}))
+    for n in range(1, 6):
+        book.launch(f"l0{n}", kind="calibrate", profile_steps=n // 5)
+    book.settle("l01", 1.0)
+    book.trial("l01", hours=1.0)
+    why = budget.why_no_attempt(book.history, second)
+    assert why.startswith(budget.NO_MORE)
+    assert "need 10.0000 more, 9.0000 are left" in why
+
+
+def test_what_is_left_must_pay_for_ending_a_job_too() -> None:
+    book = calibrated(Book(campaign(budget={"gpu_hours": 1.0})))
+    book.ran("l01", hours=1.0 - 2 * 5 / 3600)
+    book.launch("l02", kind="remeasure")
+    assert "device-hours are spent" in budget.why_no_attempt(book.history, book.history.launches()[-1])
