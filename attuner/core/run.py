@@ -41,6 +41,9 @@ class Attempt(Record):
     address: str = ""
     head_pid: int | None = None
     submitted_at: float
+    time_limit_s: float | None = Field(
+        default=None, description="how long it may hold its devices; less than its launch's where the budget pays for no more"
+    )
 
 
 class Settlement(Record):

@@ -83,13 +83,18 @@ class Replay:
         start = self._clock.now()
         files.append_jsonl(folder / files.STAMPS, {"event": "allocated", "t": start, "hosts": ["replay"], "gpus": job.gpus})
         step_s = row.step_s * (1.0 + row.jitter * _spread(attempt.submission_id))
-        end = start + START_S
-        if row.outcome == "ok":
+        end, outcome, detail = start + START_S, row.outcome, row.detail
+        if outcome == "ok":
             end = _write_steps(folder, job, row, step_s=step_s, start=end)
+        if end - start > job.time_limit_s:  # as the driver of a real launch ends it
+            end, outcome = start + job.time_limit_s, "time_limit"
+            detail = f"still running {job.time_limit_s:g} s after allocation"
+            _rewrite(folder / files.STEPS, [x for x in files.read_jsonl(folder / files.STEPS) if x["t"] <= end])
+        if outcome == "ok":
             final = self._final.get(digest_of(arguments), row.final)
             files.write_json(folder / files.CONFIG, {"arguments": final})
             files.write_json(folder / files.DONE, {})
-        released = {"event": "released", "t": end, "outcome": row.outcome, "detail": row.detail, "other_load": None}
+        released = {"event": "released", "t": end, "outcome": outcome, "detail": detail, "other_load": None}
         files.append_jsonl(folder / files.STAMPS, released)
         return end
 

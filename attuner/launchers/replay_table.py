@@ -85,7 +85,8 @@ class TableReplay:
         self._catch_up(folder.parent)
         if not read_stamps(folder).allocated():  # a killed process may have left the file empty
             folder.mkdir(parents=True, exist_ok=True)
-            _write(folder / files.JOB, {**job.job, "launch_id": attempt.launch_id, "gpus": job.gpus})
+            told = {"launch_id": attempt.launch_id, "gpus": job.gpus, "time_limit_s": job.time_limit_s}
+            _write(folder / files.JOB, {**job.job, **told})
             hardware = [self._table.about.hardware]
             nodes = {"event": "nodes", "t": self._clock.now(), "hardware": hardware}
             allocated = {"event": "allocated", "t": self._clock.now(), "hosts": ["replay"], "gpus": job.gpus}
@@ -101,7 +102,8 @@ class TableReplay:
             row = self._table.find(job["arguments"])
             if row is None or not row.launchable() or start is None:
                 raise UserError(f"{self._table.path}: {attempt.submission_id} is not in the table: its stack let it through")
-            known = self._plans[attempt.submission_id] = planned(self._table, row, job, attempt, seed=self._seed, start=start)
+            whole = planned(self._table, row, job, attempt, seed=self._seed, start=start)
+            known = self._plans[attempt.submission_id] = limited(whole, job.get("time_limit_s"))
         return known
 
     def poll(self, attempt: Attempt) -> JobState:
@@ -162,6 +164,15 @@ def planned(table: Table, row: Row, job: dict[str, Any], attempt: Attempt, *, se
     rank_steps = [breakdown(row, step=steps + i, step_s=step_s) for i in range(profiled)]
     tail = [{**lines[-1], "step": r.step, "kind": "profiled", "step_s": step_s, "t": end} for r in rank_steps]
     return Plan(start, end, "ok", "", [*lines, *tail], rank_steps)
+
+
+def limited(plan: Plan, limit_s: float | None) -> Plan:
+    """Return the plan as a driver would end it that lets no job hold its devices for longer."""
+    if limit_s is None or plan.end - plan.start <= limit_s:
+        return plan
+    end = plan.start + limit_s
+    why = f"still running {limit_s:g} s after allocation"
+    return Plan(plan.start, end, "time_limit", why, [x for x in plan.lines if x["t"] <= end], [])
 
 
 def _out_of_memory(row: Row, device_mem_gib: float | None) -> str:

@@ -75,9 +75,8 @@ def calibrate(kit: Kit, campaign_id: str, *, number: int) -> Calibration | None:
         trial, score = history.trial(launch_id), history.score(launch_id)
         if trial is None or trial.status != "ok":
             what = f"{trial.status}: {trial.cause}" if trial else "did not run"
-            raise UserError(
-                f"{campaign.source_file}: baseline: calibration run {launch_id} failed ({what}); mend the recipe first"
-            )
+            mend = "raise budget.gpu_hours" if budget.NO_MORE in what else "mend the recipe first"
+            raise UserError(f"{campaign.source_file}: baseline: calibration run {launch_id} failed ({what}); {mend}")
         if score is None or not score.valid:
             why = score.why_invalid if score else "not scored"
             raise UserError(f"{campaign.source_file}: baseline: {launch_id} is no valid measurement, twice: {why}")

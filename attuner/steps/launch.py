@@ -53,7 +53,7 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
         if why:
             return _not_launched(kit, campaign_id, history, decided, why)
         attempt = _open_attempt(kit, campaign_id, history, decided)
-        job = _job(kit, history, decided)
+        job = _job(kit, history, decided, attempt)
         attempt, state = follow(kit, campaign_id, attempt, job, ended_when=early.watch(kit, campaign_id, history, decided))
         settlement = settle(kit.launcher.files(attempt), attempt, gpus=job.gpus, state=state)
         if state.phase != "succeeded" and people.cancelled(past(kit, campaign_id)) is not None:
@@ -79,7 +79,7 @@ def _affordable(history: History, decided: Launch) -> bool:
 
 
 def _not_to_launch(history: History, decided: Launch) -> str:
-    """Return why no further attempt may be opened: cancelled, or the budget is spent, whatever this launch had reserved.
+    """Return why no further attempt may be opened: cancelled, or the budget does not pay for it, whatever had been reserved.
 
     An attempt that is open already is followed to its end.
     """
@@ -89,9 +89,7 @@ def _not_to_launch(history: History, decided: Launch) -> str:
     end = people.cancelled(history)
     if end is not None:
         return f"cancelled by {end.by}" + (f": {end.why}" if end.why else "")
-    if budget.spent(history) >= budget.total(history):
-        return f"{budget.spent(history):.4f} of {budget.total(history):g} device-hours are spent"
-    return ""
+    return budget.why_no_attempt(history, decided)
 
 
 def _not_launched(kit: Kit, campaign_id: str, history: History, decided: Launch, why: str) -> Trial:
@@ -138,12 +136,13 @@ def _open_attempt(kit: Kit, campaign_id: str, history: History, decided: Launch)
         submission_id=f"{campaign_id}-{decided.id}-a{number}",
         folder=str(kit.folder / "runs" / f"{decided.id}-a{number}"),
         submitted_at=kit.clock.now(),
+        time_limit_s=budget.attempt_limit_s(history, decided),
     )
     put(kit, campaign_id, "attempt", attempt_key(decided.id, number), attempt)
     return attempt
 
 
-def _job(kit: Kit, history: History, decided: Launch) -> JobSpec:
+def _job(kit: Kit, history: History, decided: Launch, attempt: Attempt) -> JobSpec:
     campaign = history.campaign()
     job = kit.stack.command(
         history.recipe(decided.recipe),
@@ -152,7 +151,7 @@ def _job(kit: Kit, history: History, decided: Launch) -> JobSpec:
         profile_steps=decided.profile_steps,
         inputs=inputs(kit, history, campaign, decided),
     )
-    limits: dict[str, Any] = {"time_limit_s": decided.time_limit_s, "hang_s": campaign.launch.hang_s}
+    limits: dict[str, Any] = {"time_limit_s": attempt.time_limit_s or decided.time_limit_s, "hang_s": campaign.launch.hang_s}
     if lost := _lost_nodes(kit, history, decided):
         limits["job"] = {**job.job, "exclude_nodes": lost}
     return job.model_copy(update=limits)
@@ -253,6 +252,12 @@ def settle(files: RunFiles, attempt: Attempt, *, gpus: int, state: JobState) -> 
     )
 
 
+def _cut_short(history: History, attempt: Attempt) -> bool:
+    """Tell whether the attempt had less time than its launch: the budget paid for no more."""
+    decided = history.launch(attempt.launch_id)
+    return decided is not None and attempt.time_limit_s is not None and attempt.time_limit_s < decided.time_limit_s
+
+
 def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History) -> Trial:
     files = kit.launcher.files(attempt)
     result, stamp = kit.stack.read(files), files.stamp
@@ -265,6 +270,8 @@ def _record_trial(kit: Kit, campaign_id: str, attempt: Attempt, history: History
         status, cause = "stopped_early", end.cause
     elif settlement.lost or "never_allocated" in (settlement.how, stamp.outcome):  # pods held them for nobody, perhaps
         status, cause = "infrastructure", settlement.detail or stamp.detail or "the devices were never allocated"
+    elif stamp.outcome == "time_limit" and _cut_short(history, attempt):
+        cause = f"{cause}; {budget.NO_MORE}"
     stack = history.campaign().stack.name
     failure = triaged(files, kit.rules_dir, stack, status=status, cause=cause, phase=result.phase)
     trial = Trial.model_validate(

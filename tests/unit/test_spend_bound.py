@@ -1,5 +1,5 @@
-"""The law of the budget, whatever the cluster does: what a campaign spends never exceeds its budget by more than one running
-launch may hold its devices, and every attempt is charged once."""
+"""The law of the budget, whatever the cluster does: what a campaign spends never exceeds its budget, failures included, and
+every attempt is charged once."""
 
 from __future__ import annotations
 
@@ -75,9 +75,7 @@ class Wild(Replay):
     whole=st.floats(0.12, 1.5),
     moves=st.integers(0, 4),
 )
-def test_spend_never_exceeds_the_budget_by_more_than_one_launch_may_hold(
-    fates: list[tuple[str, float]], whole: float, moves: int
-) -> None:
+def test_spend_never_exceeds_the_budget(fates: list[tuple[str, float]], whole: float, moves: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         lab = Lab(Path(folder), [Row()])
         wild = lab.replay = Wild([Row()], lab.clock, fates=fates)
@@ -87,7 +85,7 @@ def test_spend_never_exceeds_the_budget_by_more_than_one_launch_may_hold(
         with contextlib.suppress(UserError):  # a baseline that fails has no campaign; what it cost counts all the same
             play(lab.kit(launcher=wild), born)
         history = lab.history()
-        assert budget.spent(history) <= whole + GPUS * MAX_S / 3600 + 1e-9
+        assert budget.spent(history) <= whole + 1e-9
         check_account(history, wild)
 
 
