@@ -48,8 +48,7 @@ class Webhook:
             url = self._file.read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError):
             raise UserError(f"{HERE}: {self._file}: can't be read") from None
-        parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or len(url.split()) != 1:
+        if len(url.split()) != 1 or not _address(url):
             raise UserError(f"{HERE}: {self._file}: holds no address; one line, https://…")
         return url
 
@@ -74,9 +73,9 @@ class Webhook:
 
     def _once(self, body: bytes) -> str:
         """Return '' once the server took it, else why not; the reason never holds the address."""
-        opener = urllib.request.build_opener(_Stay)
-        request = urllib.request.Request(self._url(), data=body, headers={"Content-Type": "application/json"}, method="POST")
+        opener, url = urllib.request.build_opener(_Stay), self._url()
         try:
+            request = urllib.request.Request(url, data=body, headers={"Content-Type": "application/json"}, method="POST")
             with opener.open(request, timeout=TIMEOUT_S) as answer:
                 answer.read(1024)
             return ""
@@ -84,3 +83,13 @@ class Webhook:
             return f"{error.code} from the server"
         except (urllib.error.URLError, http.client.HTTPException, TimeoutError, OSError, ValueError) as error:
             return f"no answer ({type(error).__name__})"
+
+
+def _address(url: str) -> bool:
+    """Tell whether this is an address to post to; what Python says of a bad one quotes it, so that is never passed on."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        port = parts.port
+    except ValueError:
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port != 0

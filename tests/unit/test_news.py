@@ -234,13 +234,36 @@ def test_a_server_that_is_gone_is_an_error_without_the_address(tmp_path: Path, r
     assert SECRET not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["", "not an address", "file:///etc/passwd", "https:///p-53CR37", "http://a b"])
+BAD_HOSTS = [
+    "https://[abc/T0P-53CR37",
+    "https://h:port/T0P-53CR37",
+    "https://h:99999999/T0P-53CR37",
+    "https://a.com\u2100x/T0P-53CR37",
+]
+
+
+@pytest.mark.parametrize("text", ["", "not an address", "file:///etc/passwd", "https:///p-53CR37", "http://a b", *BAD_HOSTS])
 def test_a_file_without_an_address_is_refused_without_its_text(tmp_path: Path, text: str) -> None:
     file = tmp_path / "hook"
     file.write_text(text)
     with pytest.raises(UserError, match="holds no address") as caught:
         Webhook(file)
     assert not text or text not in str(caught.value)
+    assert "53CR37" not in str(caught.value)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.parametrize("text", BAD_HOSTS)
+def test_an_address_that_was_broken_later_stops_no_campaign(tmp_path: Path, receiver: Receiver, text: str) -> None:
+    made = Lab(tmp_path, [FAST, REST])
+    kit = made.kit()
+    webhook = hook(tmp_path, receiver, tries=1)
+    (tmp_path / "hook").write_text(text)
+    begin(kit, campaign(MICRO))
+    assert tell(kit, ID, {"webhook": webhook.post}) == []
+    (note,) = [n.text for n in made.history().all("note", Note) if "handed over" in n.text]
+    assert "holds no address" in note
+    assert "53CR37" not in note
 
 
 def test_the_address_gets_into_no_record(tmp_path: Path, receiver: Receiver) -> None:
