@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator
 
+from attuner.core.base import digest_of
+from attuner.core.campaign import Campaign
 from attuner.core.environment import DefectChange, Environment, Retunes, short
 from attuner.core.events import History
 from attuner.core.judgement import Finding
@@ -21,6 +23,8 @@ from attuner.policy.register import Register, Rule, carried_defects
 
 IGNORED = ("kernel", "ray")
 """What a run reports of itself that trains nothing: the machine's kernel, and what only carries the job."""
+PACKAGES = ("megatron_core", "megatron_bridge", "nemo_automodel", "slime")
+"""What a run calls the package of a training framework; `framework` is its version as it resolved the baseline."""
 NOT_FAULTS = ("held_back", "budget", "conduct", "citation")
 """Refusals that say nothing of the training."""
 
@@ -31,7 +35,8 @@ NOT_FAULTS = ("held_back", "budget", "conduct", "citation")
 def lived(history: History) -> Environment:
     """Return the environment of a campaign: as recorded at its birth, with what its last launch reported of itself.
 
-    Of a campaign from before environments were recorded: what its file declared, and what its launches reported.
+    Of a campaign from before environments were recorded: what its file declared, and what its launches reported. What a birth
+    did not record yet is read from the campaign as it was born.
     """
     campaign = history.campaign()
     born = history.find("environment", "birth", Environment)
@@ -40,7 +45,23 @@ def lived(history: History) -> Environment:
         declared = {"framework": stack.version, "commit": stack.commit, "patches": " ".join(stack.patches), "torch": stack.torch}
         declared |= {"hardware": work.hardware, "model": work.model, "data": work.dataset}
         born = Environment(declared={k: v for k, v in declared.items() if v}, blind="born before environments were recorded")
-    return born.model_copy(update={"reported": reported(history)})
+    return born.model_copy(update={"declared": {**settings(campaign), **born.declared}, "reported": reported(history)})
+
+
+def settings(campaign: Campaign) -> dict[str, str]:
+    """Return what a campaign's files set beside versions and data; '' where nothing is set, which is known as well.
+
+    Of the script's words and of the jobs' environment only a digest: a record must not hold a secret.
+    """
+    stack, cluster = campaign.stack, campaign.launcher.cluster
+    script = {"script": stack.script, "arguments": stack.script_arguments}
+    env = {"env": cluster.env, "pods": cluster.kube.env if cluster.kube else {}}
+    return {
+        "patches": " ".join(stack.patches),
+        "script": digest_of(script) if any(script.values()) else "",
+        "cluster": cluster.name,
+        "cluster_env": digest_of(env) if any(env.values()) else "",
+    }
 
 
 def reported(history: History) -> dict[str, str]:
@@ -61,18 +82,23 @@ def diff(old: Environment, new: Environment, *, ignore: Collection[str] = ()) ->
     declared is compared as declared. Without a look both are compared, each with its kind. What one side doesn't know at all
     is no change.
     """
-    seen, found = old.measured(), {}
+    seen, found, was, now = old.measured(), {}, _declared(old), _declared(new)
     if new.looked and seen:
         found = _differing(seen, new.looked, every=True)
-        declared = {k for k in old.declared.keys() & new.declared.keys() if k not in seen and k not in new.looked}
+        declared = {k for k in was.keys() & now.keys() if k not in seen and k not in new.looked}
     else:
-        declared = set(old.declared.keys() & new.declared.keys())
+        declared = set(was.keys() & now.keys())
         found = _differing(old.reported, new.reported, every=bool(old.reported and new.reported))
-    found |= _differing({k: old.declared[k] for k in declared}, {k: new.declared[k] for k in declared}, every=True)
+    found |= _differing({k: was[k] for k in declared}, {k: now[k] for k in declared}, every=True)
     framework = found.get("framework")
-    if framework is not None and any(_same(framework, c) for k, c in found.items() if k != "framework"):
+    if framework is not None and any(_same(framework, found[k]) for k in PACKAGES if k in found):
         del found["framework"]  # the same package, seen and declared
     return [found[key] for key in sorted(found) if key not in ignore]
+
+
+def _declared(environment: Environment) -> dict[str, str]:
+    """Return what was declared; that nothing is patched was known to every record, and left out of the older ones."""
+    return {"patches": "", **environment.declared} if environment.declared else {}
 
 
 def _same(one: Change, other: Change) -> bool:
