@@ -37,19 +37,18 @@ def read_environment(kit: Kit, campaign: Campaign, effective: EffectiveConfig | 
     return Environment(
         looked=looked,
         reported={} if looked else reported_there(kit, campaign),
-        declared={k: v for k, v in declared(kit, campaign, effective).items() if v},
+        declared=declared(kit, campaign, effective),
         blind=blind,
     )
 
 
 def declared(kit: Kit, campaign: Campaign, effective: EffectiveConfig | None) -> dict[str, str]:
-    """Return what files say, or what is derived from them here."""
+    """Return what files say, or what is derived from them here; that a setting is not made is known, all else may be unknown."""
     stack, work, kube = campaign.stack, campaign.workload, campaign.launcher.cluster.kube
-    return {
+    found = {
         "framework": framework_version(campaign, effective) if effective else stack.version,
         "commit": head_commit(stack.source) or stack.commit,
         "slime_commit": head_commit(stack.slime_source),
-        "patches": " ".join(stack.patches),
         "image": kube.image if kube else "",
         "torch": stack.torch,
         "transformer_engine": stack.transformer_engine,
@@ -59,6 +58,7 @@ def declared(kit: Kit, campaign: Campaign, effective: EffectiveConfig | None) ->
         "rules": rules_digest(kit.rules_dir, stack.name),
         "attuner": attuner.__version__,
     }
+    return {**{k: v for k, v in found.items() if v}, **drift.settings(campaign)}
 
 
 def framework_version(campaign: Campaign, effective: EffectiveConfig) -> str:
