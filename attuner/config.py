@@ -20,7 +20,7 @@ from attuner.core.campaign import OBSERVED_STEPS, Adaptation, Campaign, Cluster,
 from attuner.core.errors import UserError
 from attuner.core.lesson import Lesson
 from attuner.core.message import ModelPrice
-from attuner.core.private import is_secret
+from attuner.core.private import masked, secret_in
 from attuner.core.recipe import Change, Recipe
 from attuner.lessonfiles import RECORDS, read_lessons
 from attuner.policy.conditions import check_condition
@@ -109,7 +109,7 @@ def load_campaign(path: Path, *, configs: Path | None = None, changes: Mapping[s
         if key in data:
             raise UserError(f"{path}: {key}: is set by attuner at birth; take it out")
     body = dict(data)
-    changed = [x.data() for x in (_change(body, k, v) for k, v in (changes or {}).items()) if x.before != x.after]
+    changed = [masked(x.data()) for x in (_change(body, k, v) for k, v in (changes or {}).items()) if x.before != x.after]
     if isinstance(body["baseline"], str):
         found = load_recipe_file(_find(body["baseline"], path, roots))
         body["baseline"] = found.recipe().data()
@@ -186,19 +186,12 @@ def _check_probe(campaign: Campaign, path: Path) -> None:
 
 def _check_private(campaign: Campaign, path: Path) -> None:
     """Raise UserError if the file holds a secret: a campaign is on record for ever. Campaigns on record stay readable."""
-    cluster = campaign.launcher.cluster
-    places = {
-        "baseline.env": campaign.baseline.env,
-        "launcher.cluster.env": cluster.env,
-        "launcher.cluster.kube.env": cluster.kube.env if cluster.kube else {},
-    }
-    for where, env in places.items():
-        name = next((k for k, v in env.items() if is_secret(k, v)), None)
-        if name is not None:
-            raise UserError(
-                f"{path}: {where}.{name}: looks like a secret, and a campaign goes on record with all it holds; put it into the "
-                "nodes' environment, the image or a Kubernetes Secret"
-            )
+    where = secret_in(campaign.data()).removeprefix(".")
+    if where:
+        raise UserError(
+            f"{path}: {where}: looks like a secret, and a campaign goes on record with all it holds; put it into the "
+            "nodes' environment, the image or a Kubernetes Secret, and write addresses without user and password"
+        )
 
 
 def _register_files(rules_dir: Path, stack: str) -> list[Path]:

@@ -14,6 +14,7 @@ from attuner.config import model_price
 from attuner.core.campaign import ProposerSpec
 from attuner.core.errors import UserError
 from attuner.core.lesson import KnownResult, Lesson, LessonKnown
+from attuner.core.private import mask
 from attuner.lessonfiles import load_known, write_known
 from attuner.policy.lessons_known import holds
 from attuner.settings import Settings, load_settings
@@ -96,6 +97,8 @@ def audit(arguments: argparse.Namespace) -> int:
         raise UserError(f"lessons audit: --max-usd: {arguments.max_usd:g} buys no answer; name what the run may spend")
     if arguments.answers < 1:
         raise UserError(f"lessons audit: --answers: {arguments.answers} is none; ask at least once")
+    if mask(arguments.base_url) != arguments.base_url:
+        raise UserError("lessons audit: --base-url: holds a user, a password or a key; give the bare address")
     settings = load_settings(project=arguments.project)
     spec = ProposerSpec(name="claude", model=arguments.model, max_usd=arguments.max_usd, base_url=arguments.base_url)
     found, where = audit_knowledge(

@@ -297,6 +297,7 @@ def test_the_dollar_limit_stops_before_the_call_that_might_break_it(project: Pat
     [
         (["--max-usd", "0"], "--max-usd: 0 buys no answer"),
         (["--answers", "0"], "--answers: 0 is none"),
+        (["--base-url", "https://ada:very-private@h/"], "--base-url: holds a user, a password or a key"),
         (["--model", "gpt"], "--model: gpt: its price is not known"),
     ],
 )
