@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from attuner.core.errors import Transient, UserError
+from attuner.core.errors import Refused, Transient, UserError
 from attuner.core.news import News
 
 TIMEOUT_S = 5.0
@@ -57,6 +57,7 @@ class Webhook:
 
         Raises:
             Transient: nobody took it.
+            Refused: the server won't take it, however often it is asked.
             UserError: the file's address is no address any more.
         """
         body = json.dumps(news.body(), ensure_ascii=False).encode()
@@ -68,7 +69,7 @@ class Webhook:
             if not why:
                 return
             if why.startswith("4") and why[:3] not in ("408", "429"):
-                break  # it will say the same again
+                raise Refused(f"webhook: {why}")  # it will say the same again
         raise Transient(f"webhook: {why}")
 
     def _once(self, body: bytes) -> str:

@@ -11,7 +11,16 @@ from attuner.core.environment import Environment
 from attuner.core.judgement import Finding
 
 AlertKind = Literal[
-    "slowdown", "gate", "shipped_fails", "unverified", "defect_brought", "defect_cured", "baseline_fails", "campaign_failed"
+    "slowdown",
+    "gate",
+    "shipped_fails",
+    "unverified",
+    "defect_brought",
+    "defect_cured",
+    "baseline_fails",
+    "campaign_failed",
+    "look_fails",
+    "nodes_differ",
 ]
 ENDS: tuple[AlertKind, ...] = ("baseline_fails", "campaign_failed")
 """Alerts after which a campaign is not taken up again by itself, unless its environment changes."""
@@ -53,3 +62,4 @@ class Told(Record):
 
     key: str
     channel: str
+    undeliverable: str = Field(default="", description="it was not: why this piece is never taken, though a later one was")

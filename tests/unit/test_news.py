@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from lab import ID, LR, MICRO, UNCOVERED, Lab, MortalLedger, PowerCut, begin, campaign, finish, play, search
 
-from attuner.core.errors import Transient, UserError
+from attuner.core.errors import Refused, Transient, UserError
 from attuner.core.events import History
 from attuner.core.judgement import Note
 from attuner.core.news import News
@@ -213,12 +213,14 @@ def test_a_busy_server_is_tried_again(tmp_path: Path, receiver: Receiver) -> Non
     assert len(receiver.posted) == 3
 
 
-@pytest.mark.parametrize(("answers", "posts"), [([404], 1), ([503, 503, 503], 3), ([302], 3)])
+@pytest.mark.parametrize(
+    ("answers", "posts", "error"), [([404], 1, Refused), ([503, 503, 503], 3, Transient), ([302], 3, Transient)]
+)
 def test_a_server_that_does_not_take_it_is_an_error_without_the_address(
-    tmp_path: Path, receiver: Receiver, answers: list[int], posts: int
+    tmp_path: Path, receiver: Receiver, answers: list[int], posts: int, error: type[Exception]
 ) -> None:
     receiver.answers = answers * (3 if answers == [302] else 1)
-    with pytest.raises(Transient) as caught:
+    with pytest.raises(error) as caught:
         hook(tmp_path, receiver).post(NEWS)
     assert SECRET not in str(caught.value)
     assert "127.0.0.1" not in str(caught.value)
