@@ -18,7 +18,7 @@ from attuner.core.errors import AttunerError, Refused, Transient
 from attuner.core.private import mask
 from attuner.steps.watch import Plan
 from flows.campaign import campaign
-from tasks.watch import alarm, alarm_unborn, born, look, watched
+from tasks.watch import alarm, alarm_look, alarm_unborn, born, catch_up, look, watched
 
 SAID = {
     "nothing": "nothing to do",
@@ -39,8 +39,12 @@ def nightly(watch: str = "configs/watch.yaml", only: str = "", dry_run: bool = F
         only: one recipe by its name, even if it is not enabled; default: all that are enabled.
         dry_run: say what would be done, and do nothing.
     """
-    log, rows = get_run_logger(), []
-    for name in watched(watch, only):
+    log, rows, names = get_run_logger(), [], watched(watch, only)
+    if names and not dry_run:
+        late = catch_up(watch, only, return_state=True)
+        for line in late.result() if late.is_completed() else [told(late)]:
+            log.warning("could not be told late: %s", line)
+    for name in names:
         row = one(watch, name, dry_run=dry_run)
         rows.append(row)
         log.info("%s: %s: %s", name, row["outcome"], row["why"])
@@ -54,7 +58,8 @@ def one(watch: str, name: str, *, dry_run: bool) -> dict[str, Any]:
     """Do what is due about one recipe; whatever goes wrong with it stays with it."""
     looked = look(watch, name, return_state=True)
     if not looked.is_completed():
-        return {"recipe": name, "outcome": "could not be looked at", "why": told(looked), "changes": "", "campaign": ""}
+        row = {"recipe": name, "outcome": "could not be looked at", "why": told(looked), "changes": "", "campaign": ""}
+        return row if dry_run else {**row, "why": blind(name, row["why"])}
     plan = Plan.model_validate(looked.result())
     row = {
         "recipe": name,
@@ -69,6 +74,15 @@ def one(watch: str, name: str, *, dry_run: bool) -> dict[str, Any]:
         return {**row, **done(watch, name, plan)}
     except AttunerError as error:  # on the way to record or tell what went wrong
         return {**row, "outcome": "broke off", "why": f"{plan.why}; {error}"}
+
+
+def blind(name: str, why: str) -> str:
+    """Tell people, once, that a recipe can't be looked at: nobody knows what changed until it is mended."""
+    try:
+        alarm_look(name, why)
+    except AttunerError as error:
+        return f"{why}; {error}"
+    return why
 
 
 def done(watch: str, name: str, plan: Plan) -> dict[str, str]:

@@ -8,9 +8,13 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from attuner.core.base import Value
+from attuner.core.errors import AttunerError
+from attuner.core.private import mask
 from attuner.settings import load_settings
 from attuner.steps import birth as birth_step
 from attuner.steps import watch as step
+from attuner.steps.tell import catch_up as tell_late
+from attuner.steps.tell import until_down
 from attuner.steps.watch import Plan
 from attuner.watchfile import Watched, load_watch, pick
 from attuner.wiring import build_kit, new_kit, open_kit, open_ledger, read_campaign
@@ -60,6 +64,28 @@ def born(watch: str, name: str, plan: dict[str, object]) -> str:
     return campaign_id
 
 
+@step_task(name="catch-up {watch}")
+def catch_up(watch: str, only: str = "") -> list[str]:
+    """Tell people what earlier nights and campaigns left untold; return what could not be, a line each."""
+    settings, left, names = load_settings(), [], [step.WATCH]
+    ledger, ways = open_ledger(settings), until_down(channels())
+    path = _file(watch)
+    try:
+        for entry in pick(load_watch(path), only, path):
+            try:
+                names += step.records(ledger, read_campaign(entry.campaign, settings).name)
+            except AttunerError as error:  # the look at it says so too
+                left.append(f"{entry.name}: {error}")
+        for name in dict.fromkeys(names):
+            try:
+                tell_late(ledger, name, ways)
+            except AttunerError as error:
+                left.append(f"{name}: {error}")
+    finally:
+        ledger.close()
+    return [mask(x) for x in left]
+
+
 def alarm(campaign_id: str, error: str) -> str:
     """Record and tell that a campaign ended with an error; return the alert's text."""
     with open_kit(campaign_id) as kit:
@@ -72,7 +98,16 @@ def alarm_unborn(plan: Plan, error: str) -> str:
     """Record and tell that a campaign could not begin; return the alert's text."""
     ledger = open_ledger(load_settings())
     try:
-        return step.alarm_unborn(ledger, plan, error, dict(channels())).text
+        return step.alarm_unborn(ledger, plan, error, channels()).text
+    finally:
+        ledger.close()
+
+
+def alarm_look(name: str, error: str) -> str:
+    """Record and tell that a watched recipe could not be looked at; return the alert's text."""
+    ledger = open_ledger(load_settings())
+    try:
+        return step.alarm_look(ledger, name, error, channels()).text
     finally:
         ledger.close()
 

@@ -7,32 +7,34 @@ done.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 
 from attuner.config import REPLAY, load_register, register_lock
-from attuner.core.base import Record
+from attuner.core.base import Record, digest_of
 from attuner.core.campaign import Campaign
 from attuner.core.environment import Environment, Retunes
 from attuner.core.errors import Broken, Refused, UserError
 from attuner.core.events import History
 from attuner.core.judgement import Shipment
 from attuner.core.news import ENDS, Alert
+from attuner.core.private import mask
 from attuner.core.recipe import Change, EffectiveConfig, Recipe
 from attuner.policy import drift, people
-from attuner.policy.news import of_alert
 from attuner.ports import Kit, Ledger
 from attuner.source import head_commit
 from attuner.steps.common import past, put
 from attuner.steps.environment import read_environment
-from attuner.steps.tell import Channel, hand_over
+from attuner.steps.tell import Channel, catch_up
 from attuner.watchfile import Watched
 
 WATCH = "watch"
 """Under this id stand alerts of campaigns that could not be born; it was never born itself, so no list of campaigns shows it."""
+LATE = 3
+"""So many of the newest campaigns of a watched recipe are told late of, where telling failed."""
 Act = Literal["nothing", "wait", "resume", "first", "retune", "broken"]
 
 
@@ -125,7 +127,7 @@ def _frozen(kit: Kit, campaign: Campaign, folder: Path) -> tuple[Campaign, str]:
 
 def _mine(ledger: Ledger, campaign: Campaign) -> Iterator[History]:
     """Yield the campaigns of this name with the same baseline and the same work, newest first."""
-    ours = re.compile(re.escape(campaign.name) + r"-[0-9a-f]{4,}")
+    ours = _named(campaign.name)
     for name in reversed(ledger.campaigns()):
         if not ours.fullmatch(name):
             continue
@@ -136,6 +138,11 @@ def _mine(ledger: Ledger, campaign: Campaign) -> Iterator[History]:
                 yield history
         except (ValueError, KeyError, IndexError):
             continue  # written by another version of attuner
+
+
+def _named(name: str) -> re.Pattern[str]:
+    """Return what fits the ids of campaigns of this name."""
+    return re.compile(re.escape(name) + r"-[0-9a-f]{4,}")
 
 
 def _work(campaign: Campaign) -> dict[str, object]:
@@ -215,33 +222,54 @@ def _shipped(last: History, shipment: Shipment) -> Recipe:
 
 def alarm(kit: Kit, campaign_id: str, error: str) -> Alert:
     """Record that a campaign ended with an error; it is not taken up again by itself until its environment changes."""
-    alert = drift.failed_campaign(past(kit, campaign_id), error)
+    alert = drift.failed_campaign(past(kit, campaign_id), mask(error))
     if past(kit, campaign_id).find("alert", alert.key, Alert) is None:
         put(kit, campaign_id, "alert", alert.key, alert)
     return alert
 
 
-def alarm_unborn(ledger: Ledger, found: Plan, error: str, channels: dict[str, Channel]) -> Alert:
-    """Record and tell that a campaign could not begin on this environment. Takes and returns the watch's own lease.
+def alarm_unborn(ledger: Ledger, found: Plan, error: str, channels: Mapping[str, Channel]) -> Alert:
+    """Record and tell that a campaign could not begin on this environment.
 
     Raises:
         Refused: another nightly run is at it.
     """
     since = f" (shipped by {found.campaign_id}; changed: {drift.said(found.changes)})" if found.campaign_id else ""
-    key = f"{found.name}:{found.environment.digest()[:12]}:baseline_fails"
-    evidence = [found.campaign_id] if found.campaign_id else []
     alert = Alert(
         kind="baseline_fails",
-        key=key,
-        text=f"{found.name} can't begin on the environment as it is: {error}{since}",
-        evidence=evidence,
+        key=f"{found.name}:{found.environment.digest()[:12]}:baseline_fails",
+        text=f"{found.name} can't begin on the environment as it is: {mask(error)}{since}",
+        evidence=[found.campaign_id] if found.campaign_id else [],
         environment=found.environment,
     )
-    ledger.claim(WATCH)
+    return _raised(ledger, alert, channels)
+
+
+def alarm_look(ledger: Ledger, name: str, error: str, channels: Mapping[str, Channel]) -> Alert:
+    """Record and tell that a watched recipe could not be looked at: once for each error; every night looks again.
+
+    Raises:
+        Refused: another nightly run is at it.
+    """
+    said = mask(error)
+    key = f"{name}:look_fails:{digest_of(said)[:12]}"
+    alert = Alert(kind="look_fails", key=key, text=f"{name} could not be looked at, so nobody knows what changed: {said}")
+    return _raised(ledger, alert, channels)
+
+
+def _raised(ledger: Ledger, alert: Alert, channels: Mapping[str, Channel]) -> Alert:
+    """Record an alert of the watch itself once, and hand over what it left untold. Takes and returns the watch's own lease."""
     try:
-        if History(ledger.history(WATCH)).find("alert", key, Alert) is None:
-            ledger.append(WATCH, "alert", key, alert)
-        hand_over(ledger, WATCH, [of_alert(WATCH, alert)], channels)
+        if History(ledger.history(WATCH)).find("alert", alert.key, Alert) is None:
+            ledger.claim(WATCH)
+            ledger.append(WATCH, "alert", alert.key, alert)
+        catch_up(ledger, WATCH, channels)
     finally:
         ledger.release(WATCH)
     return alert
+
+
+def records(ledger: Ledger, name: str) -> list[str]:
+    """Return the newest campaigns of this name, oldest of them first: what they left untold is told late."""
+    ours = _named(name)
+    return [x for x in ledger.campaigns() if ours.fullmatch(x)][-LATE:]
