@@ -113,6 +113,10 @@ class Trial(Record):
         default_factory=dict, description="read inside the job: framework, torch, cuda, nccl, nccl_plugin, driver, image"
     )
 
+    def own_gpu_hours(self) -> float:
+        """Return what its own attempt cost, device-hours: without lost ones, and without what a rerun set aside."""
+        return self.duration_s * self.gpus / 3600.0 if self.duration_s and self.gpus else self.gpu_hours
+
     def step0_loss(self) -> float | None:
         """Return the loss of the first step: same weights, same rows, no update yet."""
         return self.steps[0].lm_loss if self.steps and self.steps[0].step == 0 else None

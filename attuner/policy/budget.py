@@ -37,7 +37,7 @@ def total(history: History) -> float:
     runs = [t for t in (history.trial(x.id) for x in history.launches() if x.kind == "calibrate" and not x.profile_steps) if t]
     if not runs:
         return math.inf
-    return math.ceil(AUTO_LAUNCHES * runs[0].gpu_hours / AUTO_ROUND) * AUTO_ROUND
+    return math.ceil(AUTO_LAUNCHES * runs[0].own_gpu_hours() / AUTO_ROUND) * AUTO_ROUND
 
 
 def spent(history: History) -> float:
@@ -71,10 +71,17 @@ def declared_cost(campaign: Campaign) -> float:
     return campaign.workload.gpus * seconds / 3600.0
 
 
+def round_reserve(history: History) -> float:
+    """Return what a whole re-measurement reserves, device-hours."""
+    return 2 * history.campaign().remeasure.pairs * reserve(history)
+
+
 def remeasure_reserve(history: History) -> float:
-    """Return what the final re-measurement still needs, device-hours; set aside from birth on."""
+    """Return what the final re-measurement still needs, device-hours; set aside from birth on, whole while the search is open."""
     if people.cancelled(history) is not None:
         return 0.0
+    if history.stop() is None:
+        return round_reserve(history)  # a search that was taken up again may change the leader
     return max(0, 2 * history.campaign().remeasure.pairs - len(rounds.launches(history))) * reserve(history)
 
 
@@ -86,9 +93,15 @@ def remaining(history: History, *, for_remeasure: bool = False) -> float:
 
 def require(history: History, gpu_hours: float, *, for_remeasure: bool = False) -> None:
     """Raise BudgetExceeded unless `gpu_hours` fit into what remains."""
-    left = remaining(history, for_remeasure=for_remeasure)
+    left = remaining(history, for_remeasure=True) if for_remeasure else _for_search(history)
     if gpu_hours > left + 1e-9:
         raise BudgetExceeded(f"budget: this launch reserves {gpu_hours:.4f} device-hours, {max(left, 0):.4f} are left")
+
+
+def _for_search(history: History) -> float:
+    """Return what a search launch may reserve, device-hours: a whole re-measurement stays, for it may bring another leader."""
+    share = 0.0 if people.cancelled(history) is not None else round_reserve(history)
+    return remaining(history, for_remeasure=True) - share
 
 
 def check_at_birth(campaign: Campaign, *, source: str) -> None:
@@ -150,7 +163,7 @@ def _payable(history: History, launch: Launch) -> float:
     """Return what an attempt of this launch may cost now, device-hours."""
     if launch.kind not in ("search", "check"):
         return total(history) - spent(history)
-    return remaining(history) + (launch.reserve_gpu_hours if _is_open(history, launch.id) else 0.0)
+    return _for_search(history) + (launch.reserve_gpu_hours if _is_open(history, launch.id) else 0.0)
 
 
 def _why_no_calibration(history: History, left: float) -> str:
@@ -159,7 +172,7 @@ def _why_no_calibration(history: History, left: float) -> str:
     trials = [t for x in runs if not x.profile_steps and (t := history.trial(x.id)) and t.status == "ok"]
     if not trials:
         return ""
-    cost = min(t.gpu_hours for t in trials)
+    cost = min(t.own_gpu_hours() for t in trials)
     pairs = 2 * history.campaign().remeasure.pairs - len(rounds.launches(history))
     need = cost * (sum(history.trial(x.id) is None for x in runs) + max(0, pairs))
     if need <= left + 1e-9:

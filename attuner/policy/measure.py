@@ -69,7 +69,7 @@ def calibrate(trials: list[Trial], campaign: Campaign, *, number: int) -> Calibr
         sigma=sigma,
         band=max(noise.floor, noise.sigmas * sigma),
         busy=sigma > noise.busy_sigma,
-        launch_gpu_hours=statistics.fmean(t.gpu_hours for t in trials),
+        launch_gpu_hours=statistics.fmean(t.own_gpu_hours() for t in trials),
         step0_loss=statistics.median(losses),
     )
 

@@ -9,8 +9,13 @@ from collections.abc import Iterator
 from attuner.core.events import History, attempt_key
 from attuner.core.judgement import Decision, Verdict
 from attuner.core.people import Directive, ReviewAnswer, ReviewItem
+from attuner.core.run import Launch
 from attuner.core.search import Hypothesis
+from attuner.policy import rounds
 from attuner.policy.conduct import OPEN, POINT
+
+RERUN = "rerun "
+"""Before the rule of a refusal that doesn't hold any more."""
 
 WORSE = 1.5
 """A measurement that a person admitted is covered again up to this factor of its deviation: a fresh run of one recipe measures
@@ -95,30 +100,43 @@ def items(verdict: Verdict) -> Iterator[ReviewItem]:
 
 
 def all_items(history: History, launch_id: str) -> Iterator[ReviewItem]:
-    """Yield what the verdicts on a launch leave to a person: the first look at its move, and the later looks at each attempt.
-
-    A refusal of a later look that does not hold any more is one of them, because another attempt was made or a rerun judged the
-    same one again: trying until a look lets it pass is no evidence.
-    """
-    launch, trial = history.launch(launch_id), history.trial(launch_id)
+    """Yield what the verdicts on a launch leave to a person: the first look at its move, the later looks at each attempt, and
+    refusals of its recipe that do not hold any more."""
+    launch = history.launch(launch_id)
     config = history.verdict(launch.hypothesis) if launch and launch.hypothesis else None
     if config is not None:
         yield from items(config)
     for attempt in history.attempts(launch_id):
         for verdict in history.looks(launch_id, attempt.number):
             yield from items(verdict)
-    now = attempt_key(launch_id, trial.attempt) if trial else ""
+    if launch is not None:
+        yield from _superseded(history, launch)
+
+
+def _superseded(history: History, launch: Launch) -> Iterator[ReviewItem]:
+    """Yield the refusals of later looks at this launch's recipe that do not hold any more.
+
+    Another attempt was made, a rerun judged the same one again, or the re-measurement was made anew: trying until a look lets
+    it pass is no evidence.
+
+    Every launch of the recipe counts, its re-measurements too. A refusal that holds speaks for itself: by the score, or by the
+    re-measurement that counts.
+    """
+    same = {x.id for x in history.launches() if x.recipe == launch.recipe and x.kind in ("search", "remeasure")} | {launch.id}
+    counting = {launch.id, *(x.id for x in rounds.launches(history))}
     for event in history.events:
-        if event.kind != "verdict" or event.key.partition("#")[0] != launch_id or "#" not in event.key:
+        subject = event.key.partition("#")[0]
+        if event.kind != "verdict" or subject not in same or "#" not in event.key:
             continue
-        verdict, held = event.read(Verdict), history.verdict(event.key)
+        verdict, held, trial = event.read(Verdict), history.verdict(event.key), history.trial(subject)
         if verdict.decision != "refuse":
             continue
-        if held is not None and held.decision == "refuse" and event.key.removesuffix(":update") == now:
-            continue  # it holds: the score says so
+        now = attempt_key(subject, trial.attempt) if trial else ""
+        if subject in counting and held is not None and held.decision == "refuse" and event.key.removesuffix(":update") == now:
+            continue
         first = verdict.refusals()[0]
         line = f"review  rerun  {event.key} was refused: {first.line().removeprefix('refuse  ')}"
-        yield ReviewItem(look=verdict.look, rule=f"rerun {first.rule}", key=first.key, line=line)
+        yield ReviewItem(look=verdict.look, rule=f"{RERUN}{first.rule}", key=first.key, line=line)
 
 
 def answer_to(history: History, recipe: str) -> ReviewAnswer | None:
@@ -151,9 +169,19 @@ def _same(known: ReviewItem, item: ReviewItem) -> bool:
     if (known.look, known.rule, known.key) != (item.look, item.rule, item.key):
         return False
     if known.deviation is None or item.deviation is None:
-        # without a measurement the words are the fact: another value of the same key is another question
-        return known.deviation == item.deviation and (item.look != "config" or known.line == item.line)
+        # without a measurement the words are the fact: another value of the same key, or another refusal, is another question
+        words = item.look == "config" or item.rule.startswith(RERUN)
+        return known.deviation == item.deviation and (not words or known.line == item.line)
     return abs(item.deviation) <= WORSE * abs(known.deviation)
+
+
+def left_open(history: History, launch_id: str) -> bool:
+    """Tell whether everything that waits at a launch was asked about once and not answered in time."""
+    launch, found = history.launch(launch_id), open_items(history, launch_id)
+    said = [e.read(ReviewAnswer) for e in history.events if e.kind == "review"]
+    asked = [x for x in said if launch is not None and x.recipe == launch.recipe and x.decision == "unanswered"]
+    # a record without items is of a time when it stood for all
+    return bool(asked) and all(any(not x.items or any(_same(known, item) for known in x.items) for x in asked) for item in found)
 
 
 def open_items(history: History, launch_id: str) -> list[ReviewItem]:

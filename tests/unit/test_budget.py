@@ -14,6 +14,7 @@ from attuner.core.errors import BudgetExceeded, UserError
 from attuner.core.events import History
 from attuner.core.judgement import Calibration
 from attuner.core.run import Launch, Trial
+from attuner.core.search import Stop
 from attuner.policy import budget
 
 ONE = 2 * 10 / 3600  # two devices, ten seconds: what the lab's campaign declares for one launch
@@ -52,6 +53,8 @@ def test_search_may_not_touch_the_share_of_the_remeasurement() -> None:
     assert budget.remaining(book.history) == 10.0 - 6 * 1.5
     assert budget.remaining(book.history, for_remeasure=True) == 10.0
     book.launch("l01", kind="remeasure", reserve_gpu_hours=1.5)
+    assert budget.remeasure_reserve(book.history) == 6 * 1.5, "the search is open: it may bring another leader"
+    book.put("stop", "final", Stop(reason="done"))
     assert budget.remeasure_reserve(book.history) == 5 * 1.5
 
 
