@@ -6,6 +6,7 @@ kept: a retry of the flow run re-executes the failed task and what follows it, n
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 from prefect import flow
@@ -81,9 +82,7 @@ def campaign(
                 calibrated(name, 2)
             search(name)
             reviewed(name)
-            for launch_id in plan_remeasure(name):
-                measured(name, launch_id)
-            remeasure(name)
+            remeasured(name)
             folder = ship(name)
             lessons(name)  # what was learnt waits for a person's review; it never fails the campaign
             return folder
@@ -115,6 +114,15 @@ def measured(name: str, launch_id: str) -> str:
         profile(name, launch_id, again=True)
         outcome = score(name, launch_id, again=True)
     return outcome
+
+
+def remeasured(name: str) -> None:
+    """Measure leader and baseline again; anew if a person's word changed the leader meanwhile."""
+    for turn in itertools.count(1):
+        for launch_id in plan_remeasure(name, turn):
+            measured(name, launch_id)
+        if remeasure(name, turn) != "again":
+            return
 
 
 def search(name: str) -> None:

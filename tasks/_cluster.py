@@ -190,6 +190,10 @@ class Turn:
             while not done.wait(RENEW_S):
                 try:
                     if self._lease is not None and not _renewed(client, self._lease):
+                        if _note(self._name).get("flow_run", str(self._run)) != str(self._run):
+                            self._lease = None  # another run noted itself: the slot is not ours to free
+                            log.warning("the lease of cluster %s is lost, and another run took it", self._cluster)
+                            continue
                         client.update_global_concurrency_limit(self._name, GlobalConcurrencyLimitUpdate(active_slots=0))
                         if self._acquire(client):
                             log.info("the server forgot the lease of cluster %s; taken anew", self._cluster)

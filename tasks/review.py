@@ -23,7 +23,6 @@ from prefect.states import Cancelled, Scheduled
 from pydantic import Field
 
 from attuner.cli.wake import waiting, waiting_key
-from attuner.core.base import digest_of
 from attuner.steps import people
 from attuner.steps import review as step
 from attuner.steps.common import past
@@ -59,7 +58,8 @@ def reviewed(campaign_id: str) -> None:
                 step.unanswered(kit, campaign_id, asked.launch_id, why=why_not)
             else:
                 said = ask(asked, hours)
-                people.answer(kit.ledger, campaign_id, asked.launch_id, said.decision, by=said.by, why=said.why)
+                if step.question(kit, campaign_id) == asked:  # else it was answered elsewhere meanwhile, or is another one now
+                    people.answer(kit.ledger, campaign_id, asked.launch_id, said.decision, by=said.by, why=said.why)
             asked = step.question(kit, campaign_id)
     settled(campaign_id)
 
@@ -77,8 +77,7 @@ def unaskable() -> str:
 
 def ask(question: Question, hours: float) -> Answer:
     """Show the form and end this process, for so many hours; started again with an answer, return it."""
-    campaign_id = question.campaign_id
-    key = waiting_key(campaign_id, f"{question.launch_id}-{digest_of([question.launch_id, question.items])[:12]}")
+    campaign_id, key = question.campaign_id, waiting_key(question)
     until = dt.datetime.now(dt.UTC) + dt.timedelta(hours=hours)
     text = f"{question.text()} Without an answer by {until:%Y-%m-%d %H:%M} UTC it counts as not admitted."
     if first_time(key):
@@ -96,8 +95,13 @@ def first_time(key: str) -> bool:
 
 
 def wait_until(until: dt.datetime, question: Question, key: str) -> None:
-    """Schedule the run that goes on with the campaign if nobody answers; the same question twice is one run."""
+    """Schedule the run that goes on with the campaign if nobody answers; the same question twice is one run.
+
+    What was scheduled for an earlier question goes: its time is not this one's.
+    """
     with get_client(sync_client=True) as client:
+        for run in _deadlines(client, question.campaign_id):
+            client.delete_flow_run(run.id)
         client.create_flow_run_from_deployment(
             UUID(deployment.id),
             parameters={"campaign_id": question.campaign_id},

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from attuner.core.base import Record, Value
+from attuner.core.private import mask
 
 
 class Citation(Record):
@@ -46,6 +47,11 @@ class Hypothesis(Record):
     lessons: list[str] = Field(default_factory=list, description="ids of the lessons it rests on")
     by: str = Field(default="", description="the person who asked for it; '' for the proposer's own")
     asked: str = Field(default="", description="key of the directive that queued it")
+
+    def without_secrets(self) -> Hypothesis:
+        """Return it with whatever in its words looks like a secret masked; what it changes stays as it is."""
+        words = {name: mask(getattr(self, name)) for name in ("title", "bottleneck", "mechanism")}
+        return self.model_copy(update={**words, "assumptions": [mask(x) for x in self.assumptions]})
 
 
 class Stop(Record):

@@ -27,7 +27,7 @@ def hypothesize(kit: Kit, campaign_id: str, hypothesis_id: str) -> Hypothesis | 
     if isinstance(known, Stop):
         return known
     first = known or must_stop(history) or shipped_move(history, hypothesis_id) or asked_by_person(history, hypothesis_id)
-    move = first or ask(kit, history, hypothesis_id)
+    move = first or _heard(kit, campaign_id, hypothesis_id, ask(kit, history, hypothesis_id))
     if isinstance(move, Stop):
         put(kit, campaign_id, "stop", "final", move)
         return move
@@ -35,6 +35,15 @@ def hypothesize(kit: Kit, campaign_id: str, hypothesis_id: str) -> Hypothesis | 
         put(kit, campaign_id, "hypothesis", hypothesis_id, move)
     look_up(kit, history, move)
     return move
+
+
+def _heard(kit: Kit, campaign_id: str, hypothesis_id: str, move: Hypothesis | Stop) -> Hypothesis | Stop:
+    """Return the move, or what people said while the proposer thought: it may think for minutes."""
+    history = past(kit, campaign_id)
+    stopped = must_stop(history)
+    if stopped is not None:
+        return stopped
+    return (asked_by_person(history, hypothesis_id) or move) if isinstance(move, Stop) else move
 
 
 def waits_for(kit: Kit, campaign_id: str, hypothesis_id: str) -> str:
@@ -132,4 +141,6 @@ def _answer(kit: Kit, history: History, hypothesis_id: str) -> Hypothesis | Stop
     )
     move = kit.proposer.ask(brief)
     # the id is ours to give: a proposer can't overwrite an earlier hypothesis by naming it, nor speak in a person's name
-    return move if isinstance(move, Stop) else move.model_copy(update={"id": hypothesis_id, "by": "", "asked": ""})
+    if isinstance(move, Stop):
+        return move
+    return move.without_secrets().model_copy(update={"id": hypothesis_id, "by": "", "asked": ""})

@@ -13,7 +13,7 @@ from attuner.core.errors import Refused, UserError
 from attuner.core.events import History
 from attuner.core.judgement import SEVERITY
 from attuner.core.people import Act, Directive, ReviewAnswer
-from attuner.core.private import mask
+from attuner.core.private import is_secret, mask
 from attuner.core.search import Hypothesis
 from attuner.policy import budget, conduct, leader, people
 from attuner.ports import Ledger
@@ -35,14 +35,15 @@ def named(by: str, why: str, *, what: str, reason_needed: bool = False) -> tuple
     return by, why
 
 
-def opened(ledger: Ledger, campaign_id: str, *, what: str, ended: bool = False) -> History:
+def opened(ledger: Ledger, campaign_id: str, *, what: str, ended: bool = False, searching: bool = False) -> History:
     """Return the past of a campaign that can still hear something.
 
     Args:
         ended: also one that has shipped.
+        searching: only one whose search goes on: what was said to a search that has ended would never be heard.
 
     Raises:
-        UserError: no such campaign, or it has ended.
+        UserError: no such campaign, or it has ended, or its search has.
     """
     history = History(ledger.history(campaign_id))
     if not history.events:
@@ -50,8 +51,12 @@ def opened(ledger: Ledger, campaign_id: str, *, what: str, ended: bool = False) 
     end = people.cancelled(history)
     if end is not None:
         raise UserError(f"{what}: {campaign_id} was cancelled by {end.by}; start a new campaign")
+    again = f"`attuner rerun {campaign_id} hypothesize` takes its search up again"
     if not ended and history.shipment() is not None:
-        raise UserError(f"{what}: {campaign_id} has shipped; `attuner rerun {campaign_id} hypothesize` takes its search up again")
+        raise UserError(f"{what}: {campaign_id} has shipped; {again}")
+    stop = history.stop()
+    if searching and stop is not None:
+        raise UserError(f"{what}: the search of {campaign_id} has ended ({stop.reason}); {again}")
     return history
 
 
@@ -71,12 +76,17 @@ def queue(ledger: Ledger, campaign_id: str, hypothesis: Hypothesis, *, by: str, 
         UserError: it changes nothing, or the campaign has ended.
     """
     by, why = named(by, why, what="propose")
-    history = opened(ledger, campaign_id, what="propose")
+    history = opened(ledger, campaign_id, what="propose", searching=True)
     if not hypothesis.arguments and not hypothesis.env:
         raise UserError("propose: arguments: the move changes nothing; set an argument or an environment variable")
     if hypothesis.parent and history.launch(hypothesis.parent) is None:
         raise UserError(f"propose: parent: {hypothesis.parent}: no such launch; leave it out for the leader")
-    directive = Directive(act="queue", by=by, why=why, hypothesis=hypothesis)
+    secret = next((k for k, v in hypothesis.env.items() if is_secret(k, v)), "")
+    if secret:
+        raise UserError(
+            f"propose: env.{secret}: looks like a secret, and a move goes on record; put it into the nodes' environment"
+        )
+    directive = Directive(act="queue", by=by, why=why, hypothesis=hypothesis.without_secrets())
     if request:
         known = history.find("directive", f"queue-{request}", Directive)
         if known is None:
@@ -117,7 +127,7 @@ def plain(ledger: Ledger, campaign_id: str, act: Act, *, by: str, why: str = "")
         UserError: it has ended, it is not paused (go_on), or the reason is missing (finish, cancel).
     """
     by, why = named(by, why, what=act, reason_needed=act in ("finish", "cancel"))
-    history = opened(ledger, campaign_id, what=act)
+    history = opened(ledger, campaign_id, what=act, searching=act in ("pause", "finish"))
     if act == "go_on" and people.paused(history) is None:
         raise UserError(f"go-on: {campaign_id} is not paused")
     if act == "pause" and (held := people.paused(history)) is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 
+from attuner.core.errors import BudgetExceeded
 from attuner.core.events import INVALIDATED, History
 from attuner.core.judgement import Note, Remeasurement, Score, worst
 from attuner.core.people import Invalidated
@@ -44,10 +45,16 @@ def renewed(kit: Kit, history: History) -> History:
     """Return the past after what no longer holds was set aside: a re-measurement of another leader, or with another band.
 
     So it is after a launch was rerun, or a person answered a review. What was measured stays on record, and charged.
+
+    Raises:
+        BudgetExceeded: what shipped may still ship, and the budget does not pay for measuring its successor: it stays.
     """
     why = outdated(history)
     if not why:
         return history
+    dear = too_dear(history)
+    if dear:
+        raise BudgetExceeded(f"remeasure: {dear}")
     check_lock(kit, history.campaign())  # nothing is set aside that couldn't be judged again
     campaign_id = history.campaign().id
     said = Invalidated(
@@ -80,6 +87,30 @@ def outdated(history: History) -> str:
     return ""
 
 
+def too_dear(history: History) -> str:
+    """Return why what shipped must not be set aside for another leader, or '': it may still ship, and the budget does not pay for
+    the launches that its successor needs."""
+    shipment, best = history.shipment(), leader.shippable(history)
+    if shipment is None or shipment.kept_baseline or best is None or not outdated(history):
+        return ""
+    shipped = history.score(shipment.launch_id)
+    if (
+        shipped is None
+        or leader.refused_by_person(history, shipment.launch_id)
+        or people.open_items(history, shipment.launch_id)
+        or people.decided(history, shipment.launch_id, shipped.decision) != "admit"
+    ):
+        return ""
+    need, left = budget.round_reserve(history), budget.remaining(history, for_remeasure=True)
+    if need <= left + 1e-9:
+        return ""
+    more = f"attuner budget {history.campaign().id} {budget.total(history) + need - left:.4f}"
+    return (
+        f"{outdated(history)}; {shipment.launch_id} stays shipped, because a new re-measurement reserves {need:.4f} device-hours "
+        f"and {max(left, 0):.4f} are left; raise the budget: {more}"
+    )
+
+
 def _other_leader(history: History, best: Score | None) -> str:
     """Return a line if this round's launches measure another recipe than the leader's: they say nothing of it."""
     launch = history.launch(best.launch_id) if best else None
@@ -104,14 +135,15 @@ def _affordable(kit: Kit, campaign_id: str, history: History) -> bool:
 
 
 def remeasure(kit: Kit, campaign_id: str) -> Remeasurement | None:
-    """Record the re-measured gain; None if there is no leader to measure.
+    """Record the re-measured gain; None if there is no leader to measure, or not all of its launches have run.
 
-    Inside the band, or if any look refuses now, or if a launch failed, the baseline is kept and the record says why.
+    Inside the band, or if any look refuses now, or if a launch failed, the baseline is kept and the record says why. A person's
+    word may change the leader meanwhile: its launches are then planned here, and run before anything is compared.
     """
     ids = plan_remeasure(kit, campaign_id)
     history = past(kit, campaign_id)
     known = history.remeasurement()
-    if known is not None or not ids:
+    if known is not None or not ids or missing(history):
         return known
     campaign, calibration, best = history.campaign(), history.calibration(), leader.shippable(history)
     if calibration is None or best is None:
@@ -134,6 +166,15 @@ def remeasure(kit: Kit, campaign_id: str) -> Remeasurement | None:
     return result
 
 
+def missing(history: History) -> list[str]:
+    """Return the launches of the round that counts which have no outcome yet; none if they will not be made any more."""
+    if leader.shippable(history) is None or people.cancelled(history) is not None:
+        return []
+    if history.find("note", UNAFFORDABLE, Note) is not None:
+        return []
+    return [x.id for x in rounds.launches(history) if history.trial(x.id) is None]
+
+
 def _first_objection(history: History, ids_of: dict[str, list[str]]) -> str:
     """Return what the looks said first against a launch that did not count."""
     for launch_id in [*ids_of["leader"], *ids_of["baseline"]]:
@@ -141,7 +182,9 @@ def _first_objection(history: History, ids_of: dict[str, list[str]]) -> str:
         for verdict in history.looks(launch_id, trial.attempt) if trial else []:
             against = [f for f in verdict.findings if f.decision != "admit"]
             if against:
-                return f" ({launch_id}: {against[0].line()})"
+                mine = history.campaign().id
+                ask = f"; a person may: attuner review {mine} {launch_id} --admit, attuner rerun {mine} score {launch_id}"
+                return f" ({launch_id}: {against[0].line()}{ask if against[0].decision == 'review' else ''})"
     return ""
 
 

@@ -20,7 +20,7 @@ from attuner.policy import budget, people
 from attuner.ports import Ledger
 from attuner.steps.common import check_rules
 from attuner.steps.people import named
-from attuner.steps.remeasure import UNAFFORDABLE
+from attuner.steps.remeasure import UNAFFORDABLE, too_dear
 
 STEPS = ("launch", "profile", "score", "gate", "calibrate", "hypothesize", "remeasure", "ship")
 ENDS = ("remeasurement final", "shipment final", f"note {UNAFFORDABLE}")
@@ -118,22 +118,24 @@ def _launch(history: History, launch_id: str) -> dict[str, object]:
         raise UserError(
             f"rerun launch: {launch_id} made the checkpoint that every launch starts from; start a new campaign for another"
         )
+    attempts = history.attempts(launch_id)
+    if attempts and history.settled(launch_id, attempts[-1].number) is None:
+        raise UserError(
+            f"rerun launch: attempt {attempts[-1].number} of {launch_id} is under way; `attuner resume` goes on with it"
+        )
     if launch.component:
         raise UserError(f"rerun launch: {launch_id} is a component test; make it again by `attuner component-test`")
     _require(history, launch)
     hides = [f"trial {launch_id}", f"breakdown {launch_id}", f"note trace {launch_id}", f"score {launch_id}"]
     if launch.kind == "calibrate":
-        # every look compares with the baseline's runs, and every gain is one over their mean
-        hides += [f"calibration {x.round}" for x in _calibrations(history, launch_id)] + _looks(
-            history, _scored(history, launch_id)
-        )
+        hides += _after_baseline(history, launch_id)
     elif launch.kind == "search":
         hides += _chain(history, launch_id)
     elif launch.kind == "check":
-        hides += _looks(history, [x for x in _scored(history, "") if _leans_on_check(history, x)]) + _chain(history, "")
+        hides += _looks(history, [x for x in _scored(history, "") if _leans_on_check(history, x)])
+        hides += [*_chain(history, ""), *ENDS]
     else:
         hides += ENDS
-    attempts = history.attempts(launch_id)
     return {"hides": hides, "after": attempts[-1].number if attempts else 0}
 
 
@@ -164,9 +166,7 @@ def _score(history: History, launch_id: str) -> dict[str, object]:
         )
     hides = [f"score {launch_id}", *_looks(history, [launch_id])]
     if launch.kind == "calibrate":
-        hides += [f"calibration {x.round}" for x in _calibrations(history, launch_id)] + _looks(
-            history, _scored(history, launch_id)
-        )
+        hides += _after_baseline(history, launch_id)
     elif launch.kind == "search":
         hides += _chain(history, launch_id)
     elif launch.kind == "remeasure":
@@ -215,6 +215,9 @@ def _remeasure(history: History, _key: str) -> dict[str, object]:
 
 
 def _ship(history: History, _key: str) -> dict[str, object]:
+    dear = too_dear(history)
+    if dear:
+        raise BudgetExceeded(f"rerun ship: {dear}")
     return {"hides": ["shipment final"]}
 
 

@@ -64,17 +64,16 @@ def unanswered(kit: Kit, campaign_id: str, launch_id: str, *, why: str) -> None:
     history = past(kit, campaign_id)
     launch = history.launch(launch_id)
     known = people.answer_to(history, launch.recipe) if launch else None
-    if launch is None or (known is not None and known.decision != "unanswered"):
+    if launch is None or (known is not None and known.decision == "refuse") or people.left_open(history, launch_id):
         return
-    said = ReviewAnswer(launch_id=launch_id, recipe=launch.recipe, decision="unanswered", why=why)
+    waits = people.open_items(history, launch_id)
+    said = ReviewAnswer(launch_id=launch_id, recipe=launch.recipe, decision="unanswered", why=why, items=waits)
     put(kit, campaign_id, "review", launch_id, said)
 
 
 def _answered(history: History, score: Score) -> bool:
-    """Tell whether nobody is to be asked again: refused, or not answered in time. New facts after an `admit` are asked about."""
-    launch = history.launch(score.launch_id)
-    found = people.answer_to(history, launch.recipe) if launch else None
-    return found is not None and found.decision != "admit"
+    """Tell whether nobody is to be asked again: refused, or not answered in time. New facts are asked about."""
+    return leader.refused_by_person(history, score.launch_id) or people.left_open(history, score.launch_id)
 
 
 def _title(history: History, score: Score) -> str:
