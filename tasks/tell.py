@@ -20,6 +20,7 @@ from attuner.core.errors import Transient
 from attuner.core.judgement import Note
 from attuner.core.news import News
 from attuner.notify import TRIES, Webhook
+from attuner.report import news_text
 from attuner.settings import load_settings
 from attuner.steps import tell as step
 from attuner.steps.common import past
@@ -62,9 +63,5 @@ def event(news: News) -> None:
 
 def artifact(news: News) -> None:
     """Show an alert with its evidence in the Prefect UI."""
-    rows = [f"- {x}" for x in news.evidence]
-    rows += [f"- {k}: {v:,.6g}" for k, v in news.figures.items()]
     key = re.sub(r"[^a-z0-9-]+", "-", f"{news.campaign_id}-{news.key}".lower()).strip("-")
-    create_markdown_artifact(
-        key=key, markdown="\n".join([f"**{news.text}**", "", *rows]), description=news.kind.replace(".", ": ")
-    )
+    create_markdown_artifact(key=key, markdown=news_text.render(news), description=news.kind.replace(".", ": "))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from typing import Any, Literal
 
 from pydantic import Field
@@ -50,7 +51,8 @@ class News(Record):
 
     def body(self) -> dict[str, Any]:
         """Return it as it is posted to a webhook: `text` as chat services read it, and the fields beside it."""
-        return {"text": f"attuner {self.campaign_id}: {self.text}", "source": "attuner", **self.data_but_text()}
+        words = html.escape(f"attuner {self.campaign_id}: {self.text}", quote=False)  # Slack reads <!channel>, <address|words>
+        return {"text": words, "source": "attuner", **self.data_but_text()}
 
     def data_but_text(self) -> dict[str, Any]:
         """Return the fields for machines."""

@@ -131,7 +131,7 @@ def _step(facts: ReportFacts) -> list[str]:
         return f"{seconds(s)} ({share_pct(s / total)})" if s and total else DASH
 
     shown = [(n, f">{name} ({esc(b.launch_id)})") for n, name, b in _sides(facts) if b]
-    rows = [[p.name, *(cell((p.before_s, p.after_s)[n], totals[n]) for n, _ in shown)] for p in found]
+    rows = [[esc(p.name), *(cell((p.before_s, p.after_s)[n], totals[n]) for n, _ in shown)] for p in found]
     rows.append(["**step**", *(cell(totals[n], totals[n]) for n, _ in shown)])
     return [
         "## Where the step went",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from attuner.report.words import clean
+from attuner.report.words import MAX_TEXT, clean
 
 # what starts markup anywhere; an underscore inside a word doesn't, and recipes are full of those
 _MARKUP = re.compile(r"[\\`*\[\]<>|~$&@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.|(?<=:)/(?=/)")
@@ -14,14 +14,14 @@ _BLOCK = re.compile(r"^(?:(\d+)([.)])(?=\s|$)|([#+=-]))")
 DECISION = {"admit": "admitted", "review": "**to review**", "refuse": "**refused**"}
 
 
-def esc(text: object) -> str:
+def esc(text: object, *, limit: int = MAX_TEXT) -> str:
     """Return foreign text that Markdown shows as it is: no markup, no links, no HTML, no mention."""
-    return _MARKUP.sub(lambda m: "\\" + m[0], clean(text))
+    return _MARKUP.sub(lambda m: "\\" + m[0], clean(text, limit=limit))
 
 
-def block(text: object) -> str:
+def block(text: object, *, limit: int = MAX_TEXT) -> str:
     """Return foreign text that may begin a line: no heading, list or rule either."""
-    return _BLOCK.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", esc(text))
+    return _BLOCK.sub(lambda m: f"{m[1]}\\{m[2]}" if m[1] else f"\\{m[3]}", esc(text, limit=limit))
 
 
 def code(text: object) -> str:

@@ -71,7 +71,7 @@ def predictions(facts: ReportFacts) -> list[str]:
     found = facts.details.accuracy
     if not found:
         return []
-    rows = [[f"{a.by}: {a.what}", *map(esc, said.errors(a)), f"{a.num_inside} of {a.num}"] for a in found]
+    rows = [[esc(f"{a.by}: {a.what}"), *map(esc, said.errors(a)), f"{a.num_inside} of {a.num}"] for a in found]
     head = ("Prediction", ">Mean error", ">Bias", ">Within its ±")
     held = block(said.held(facts))
     return ["## Predicted against measured", table(head, rows), esc(said.ERRORS_MEAN), held, fenced(queries.predictions(), "sql")]

@@ -346,6 +346,8 @@ def test_what_people_jobs_and_authors_wrote_never_becomes_markup(facts: ReportFa
             record |= {k: EVIL for k in ("by", "why", "lever") if record.get(k)}
         elif e.kind == "trial":
             record |= {"versions": {EVIL: EVIL}, "hardware": [EVIL]}
+        elif e.kind == "breakdown":
+            record["rank_steps"] = [{**r, "comm_by_kind": {EVIL: r["step_s"] / 10}} for r in record["rank_steps"]]
         elif e.kind == "campaign":
             record["published"] = {**record["published"], "source": EVIL, "unit": EVIL, "note": EVIL}
         events.append(e.model_copy(update={"record": record}))
