@@ -95,7 +95,8 @@ def done(watch: str, name: str, plan: Plan) -> dict[str, str]:
         if later(birth):
             return {"outcome": "begins later", "why": told(birth)}
         if not birth.is_completed():
-            return {"outcome": SAID["broken"], "why": alarm_unborn(plan, told(birth))}
+            lasting = isinstance(birth.result(raise_on_failure=False), AttunerError)  # a full disk says nothing of the recipe
+            return {"outcome": SAID["broken"], "why": alarm_unborn(plan, told(birth), lasting=lasting)}
         campaign_id = birth.result()
     state = campaign(campaign_id=campaign_id, return_state=True)
     row = {"campaign": campaign_id}

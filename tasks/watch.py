@@ -94,11 +94,11 @@ def alarm(campaign_id: str, error: str) -> str:
     return text
 
 
-def alarm_unborn(plan: Plan, error: str) -> str:
-    """Record and tell that a campaign could not begin; return the alert's text."""
+def alarm_unborn(plan: Plan, error: str, *, lasting: bool = True) -> str:
+    """Record and tell that a campaign could not begin; return the alert's text. What does not last is tried each night."""
     ledger = open_ledger(load_settings())
     try:
-        return step.alarm_unborn(ledger, plan, error, channels()).text
+        return step.alarm_unborn(ledger, plan, error, channels(), lasting=lasting).text
     finally:
         ledger.close()
 

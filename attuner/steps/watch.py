@@ -46,6 +46,8 @@ class Plan(Record):
     why: str
     campaign_id: str = Field(default="", description="that was compared with, or is to go on")
     environment: Environment
+    asked: str = Field(default="", description="digest of the watched entry and of what its campaign file says")
+    broken: bool = Field(default=False, description="baseline or data can't be read as things are")
     version: str = Field(default="", description="of the framework, as it is installed")
     commit: str = Field(default="", description="that the checkout is at, where the campaign file states one")
     retunes: Retunes | None = None
@@ -72,17 +74,19 @@ def plan(kit: Kit, entry: Watched, campaign: Campaign, *, folder: Path) -> Plan:
         raise UserError(
             f"{campaign.source_file}: stack.name: {REPLAY} plays a table: there is nothing that could change; take it out"
         )
+    asked = digest_of({"entry": entry.data(), "campaign": {**campaign.data(), "id": ""}})
     campaign = _at_head(campaign)
     effective, broken = _resolved(kit, campaign, campaign.baseline)
     if not broken:
         campaign, broken = _frozen(kit, campaign, folder)
     now = read_environment(kit, campaign, effective)
     seen = {"name": entry.name, "environment": now, "version": now.declared["framework"], "commit": campaign.stack.commit}
+    seen |= {"asked": asked, "broken": bool(broken)}
     mine = list(_mine(kit.ledger, campaign))
     held = _unfinished(kit, mine, now, entry) if mine else None
     if held is not None:
         return Plan.model_validate({**seen, **held})
-    if why := _tried_in_vain(kit.ledger, entry, now):
+    if why := _tried_in_vain(kit.ledger, entry, mine, Plan.model_validate({**seen, "act": "wait", "why": ""})):
         return Plan.model_validate({**seen, "act": "wait", "why": why})
     last = next((h for h in mine if _finished(h)), None)
     if last is None:
@@ -176,13 +180,29 @@ def _unfinished(kit: Kit, mine: list[History], now: Environment, entry: Watched)
     return {"act": "resume", "why": f"{name} was cut off", "campaign_id": name}
 
 
-def _tried_in_vain(ledger: Ledger, entry: Watched, now: Environment) -> str:
-    """Return why a campaign could not be born on this very environment, if that was found out before."""
-    for alert in reversed(History(ledger.history(WATCH)).all("alert", Alert)):
-        known = alert.environment
-        if alert.key.startswith(f"{entry.name}:") and known is not None and not drift.diff(known, now, ignore=entry.ignore):
+def _tried_in_vain(ledger: Ledger, entry: Watched, mine: list[History], found: Plan) -> str:
+    """Return why a campaign could not be born on this very environment, if that was found out before and nobody did anything.
+
+    An edited entry or campaign file, a baseline that resolves again, or a campaign that finished here since are reasons to try.
+    """
+    here = [h for h in mine if _finished(h) and not drift.diff(drift.lived(h), found.environment, ignore=entry.ignore)]
+    since = max((e.seq for h in here for e in h.events if e.kind == "shipment"), default=0)
+    for event in reversed(ledger.history(WATCH)):
+        if event.seq < since:
+            break
+        if event.kind != "alert" or not event.key.startswith(f"{entry.name}:"):
+            continue
+        alert = event.read(Alert)
+        if alert.environment is None or not event.key.endswith(f":{_cause(found)}"):
+            continue
+        if not drift.diff(alert.environment, found.environment, ignore=entry.ignore):
             return f"it could not begin, and nothing changed since: {alert.text}"
     return ""
+
+
+def _cause(found: Plan) -> str:
+    """Return what an alert about a campaign that could not begin is bound to beside its environment: the end of its key."""
+    return f"{found.asked[:12]}:{'resolve' if found.broken else 'birth'}"
 
 
 def _retunes(
@@ -228,8 +248,11 @@ def alarm(kit: Kit, campaign_id: str, error: str) -> Alert:
     return alert
 
 
-def alarm_unborn(ledger: Ledger, found: Plan, error: str, channels: Mapping[str, Channel]) -> Alert:
+def alarm_unborn(ledger: Ledger, found: Plan, error: str, channels: Mapping[str, Channel], *, lasting: bool = True) -> Alert:
     """Record and tell that a campaign could not begin on this environment.
+
+    Args:
+        lasting: it is not tried again until environment, entry or campaign file change; else each night tries, and tells no more.
 
     Raises:
         Refused: another nightly run is at it.
@@ -237,10 +260,10 @@ def alarm_unborn(ledger: Ledger, found: Plan, error: str, channels: Mapping[str,
     since = f" (shipped by {found.campaign_id}; changed: {drift.said(found.changes)})" if found.campaign_id else ""
     alert = Alert(
         kind="baseline_fails",
-        key=f"{found.name}:{found.environment.digest()[:12]}:baseline_fails",
+        key=f"{found.name}:{found.environment.digest()[:12]}:{_cause(found)}{'' if lasting else ':passing'}",
         text=f"{found.name} can't begin on the environment as it is: {mask(error)}{since}",
         evidence=[found.campaign_id] if found.campaign_id else [],
-        environment=found.environment,
+        environment=found.environment if lasting else None,
     )
     return _raised(ledger, alert, channels)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import lab
 import pytest
 import yaml
 from lab import ID, MICRO, ROOT, Lab, LabStack, begin, campaign, play
@@ -54,6 +55,15 @@ def finished(tmp_path: Path, *rows: Row) -> Lab:
     play(kit, campaign(MICRO))
     kit.ledger.close()
     return made
+
+
+def once_more(made: Lab, monkeypatch: pytest.MonkeyPatch, born: Campaign, name: str = "lab-0002", **versions: str) -> History:
+    """Play another campaign in the same ledger, after what is there."""
+    monkeypatch.setattr(lab, "ID", name)
+    kit = replace(kit_of(made, **versions), folder=made.folder / name)
+    play(kit, born.model_copy(update={"id": name}))
+    kit.ledger.close()
+    return History(MemoryLedger(made.store).history(name))
 
 
 def look(made: Lab, tmp_path: Path, *, entry: Watched = ENTRY, given: Campaign | None = None, **versions: str) -> Plan:
@@ -190,6 +200,47 @@ def test_a_baseline_that_cannot_be_resolved_is_told_once_and_then_waits(tmp_path
     history = History(MemoryLedger(made.store).history(WATCH))
     assert [len(history.all("alert", Alert)), len(history.all("told", Told))] == [1, 1]
     assert WATCH not in MemoryLedger(made.store).campaigns()
+
+
+def test_a_birth_that_failed_is_tried_again_once_entry_or_file_were_mended(tmp_path: Path) -> None:
+    made = finished(tmp_path)
+    found = look(made, tmp_path, torch="2.14.0")
+    alarm_unborn(MemoryLedger(made.store), found, "budget.gpu_hours: is less than calibration needs; raise it", {})
+    assert look(made, tmp_path, torch="2.14.0").act == "wait"
+    assert look(made, tmp_path, torch="2.14.0", entry=ENTRY.model_copy(update={"gpu_hours": 50.0})).act == "retune"
+    assert look(made, tmp_path, torch="2.14.0", given=campaign(MICRO, launch={"expected_s": 5.0})).act == "retune"
+
+
+def test_a_baseline_that_resolves_again_is_waited_for_no_longer(tmp_path: Path) -> None:
+    made = finished(tmp_path)
+    made.stack = Upgraded(made.replay, "0.16.1", broken="resolver: no answer within 120 s")
+    found = look(made, tmp_path, torch="2.14.0")
+    alarm_unborn(MemoryLedger(made.store), found, found.why, {})
+    assert look(made, tmp_path, torch="2.14.0").act == "wait"
+    made.stack = LabStack(made.replay)
+    assert look(made, tmp_path, torch="2.14.0").act == "retune"
+
+
+def test_what_says_nothing_of_the_recipe_is_told_once_and_tried_each_night(tmp_path: Path) -> None:
+    made, told = finished(tmp_path), []
+    for _ in range(2):
+        found = look(made, tmp_path, torch="2.14.0")
+        assert found.act == "retune"
+        channels = {"chat": lambda news: told.append(news.text)}
+        alarm_unborn(MemoryLedger(made.store), found, "No space left on device", channels, lasting=False)
+    assert len(told) == 1
+
+
+def test_what_a_person_ran_to_its_end_ends_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = finished(tmp_path)
+    found = look(made, tmp_path, torch="2.14.0")
+    alarm_unborn(MemoryLedger(made.store), found, "it can't be", {})
+    assert look(made, tmp_path, torch="2.14.0").act == "wait"
+    once_more(made, monkeypatch, campaign(MICRO), torch="2.14.0")
+    after = look(made, tmp_path, torch="2.14.0")
+    assert (after.act, after.why) == ("nothing", "nothing changed since lab-0002")
+    alarm_unborn(MemoryLedger(made.store), found, "it can't be", {})
+    assert look(made, tmp_path, torch="2.14.0").act == "nothing"  # the old alert, not a new one
 
 
 def test_a_replayed_table_cannot_be_watched(tmp_path: Path) -> None:
