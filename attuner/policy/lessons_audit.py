@@ -9,7 +9,7 @@ Source: ATTUNE (October 2026), table G1: of 155 lessons 31 were contradicted by 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,8 @@ class Checked:
     lesson: Lesson
     audit: LessonAudit
     narrower: Lesson | None = None
+    num_held: int = 0
+    """Trials of its move in its scope, whatever they show."""
 
 
 def audit(lessons: Iterable[Lesson], records: Sequence[Tried], *, at: str = "") -> list[Checked]:
@@ -54,8 +56,9 @@ def _checked(lesson: Lesson, records: Sequence[Tried], at: str) -> Checked:
     ) -> Checked:
         cited = {"supports": [t.evidence for t in pro[:MAX_CITED]], "contradicts": [t.evidence for t in con[:MAX_CITED]]}
         made = LessonAudit(id=lesson.id, claimed=claim_digest(lesson), result=result, why=why, at=at, **cited)
-        return Checked(lesson, made, narrower)
+        return Checked(lesson, made, narrower, len(held))
 
+    held: list[Tried] = []
     outcome = claimed(lesson)
     if not outcome:
         return told("not checkable", "claims nothing that a record could show: no claim, and no effect at given values (`when`)")
@@ -312,15 +315,26 @@ def _bounds(before: Lesson, after: Lesson) -> str:
     return after.text.removeprefix(before.text.rstrip().rstrip(".")).removeprefix(". On record only with ").rstrip(".")
 
 
-def kept(known: Mapping[str, LessonAudit], checked: Iterable[Checked]) -> list[LessonAudit]:
-    """Return the audits to put on record: the new ones, but none that rests on no record over one that does.
+def kept(known: Mapping[str, LessonAudit], checked: Iterable[Checked], campaigns: Container[str] = ()) -> list[LessonAudit]:
+    """Return the audits to put on record: the new ones, but an old one where this ledger says nothing of what it rests on.
 
-    So an audit against another, emptier ledger doesn't bring a lesson back that records had spoken against.
+    So an audit against another, emptier ledger neither brings a lesson back that records had spoken against nor takes one away.
+    Records that are there and no longer show it do: they were measured again, or set aside.
+
+    Args:
+        known: audits on record, by lesson.
+        checked: what this ledger's records say.
+        campaigns: ids of this ledger's campaigns.
     """
     found = []
     for one in checked:
         new, old = one.audit, known.get(one.lesson.id)
-        rests = bool(new.supports or new.contradicts)
-        held = old is not None and old.claimed == new.claimed and bool(old.supports or old.contradicts)
-        found.append(old if held and not rests and old is not None else new)
+        stays = old is not None and old.claimed == new.claimed and not one.num_held and not (new.supports or new.contradicts)
+        found.append(old if stays and old is not None and _rests_elsewhere(old, campaigns) else new)
     return found
+
+
+def _rests_elsewhere(old: LessonAudit, campaigns: Container[str]) -> bool:
+    """Tell whether campaigns that a ledger lacks hold an audit: all of those that support it, any that speaks against it."""
+    here = [e.partition(":")[0] in campaigns for e in old.contradicts or old.supports]
+    return not all(here) if old.contradicts else bool(here) and not any(here)
