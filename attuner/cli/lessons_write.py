@@ -202,7 +202,7 @@ def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: boo
     past = all_pasts(open_ledger(settings))
     checked = lessons_audit.audit([x for _, x in known.values()], past.records, at=_today())
     ours = [c for c in checked if folder in known[c.lesson.id][0].parents]
-    kept = lessons_audit.kept(load_audits(folder), ours)
+    kept = lessons_audit.kept(load_audits(folder), ours, {h.campaign().id for h in past.histories})
     held = {x.id: x for x in kept}
     written, unwritten = None, ""
     try:

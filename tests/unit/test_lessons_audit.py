@@ -313,6 +313,43 @@ def test_a_ledger_without_records_brings_no_lesson_back(records: list[Tried]) ->
     assert kept({given.id: first.audit}, audit([edited], []))[0].result == "not checkable"
 
 
+def again(records: list[Tried], outcome: str) -> list[Tried]:
+    """Every trial as if a person had it measured again, with another outcome."""
+    return [dataclasses.replace(t, attempt=t.attempt + 1, outcome=outcome, gain=0.0) for t in records]
+
+
+def test_records_that_were_measured_again_and_tie_take_a_lesson_back(records: list[Tried]) -> None:
+    given = lesson(when=AT_FULL, status="confirmed")
+    (first,) = audit([given], records, at="2026-11-30")
+    assert first.audit.result == "correct"
+    (second,) = audit([given], again(records, "ties"), at="2026-12-01")
+    ids = {t.campaign.id for t in records}
+    (held,) = kept({given.id: first.audit}, [second], ids)
+    assert held.result == "unsupported"
+    assert policy.standing([given], {given.id: held}) == []
+
+
+def test_records_that_were_set_aside_hold_no_lesson_those_of_another_ledger_do(records: list[Tried]) -> None:
+    given = lesson(when=AT_FULL, status="confirmed", source=[])
+    (first,) = audit([given], records, at="2026-11-30")
+    (none,) = audit([given], [], at="2026-12-01")
+    cited = {e.partition(":")[0] for e in first.audit.supports}
+    assert len(cited) > 1
+    assert kept({given.id: first.audit}, [none], cited) == [none.audit]
+    assert kept({given.id: first.audit}, [none], sorted(cited)[:1]) == [none.audit]
+    assert kept({given.id: first.audit}, [none], {"elsewhere-1"}) == [first.audit]
+
+
+def test_what_spoke_against_a_lesson_in_another_ledger_still_does(records: list[Tried]) -> None:
+    given = lesson(effect="hurts", when=AT_FULL)
+    (first,) = audit([given], records, at="2026-11-30")
+    (none,) = audit([given], [], at="2026-12-01")
+    cited = sorted({e.partition(":")[0] for e in first.audit.contradicts})
+    assert len(cited) > 1
+    assert kept({given.id: first.audit}, [none], cited[:1]) == [first.audit]
+    assert kept({given.id: first.audit}, [none], cited) == [none.audit]
+
+
 def test_the_record_of_audits_is_read_back_and_is_no_lesson(tmp_path: Path) -> None:
     given = lesson()
     told = audited(given, "wrong", contradicts=["a-1:l07#1"], at="2026-11-30")
