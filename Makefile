@@ -21,7 +21,7 @@ lint: $(STAMP)
 	$(BIN)/attuner rules check
 
 check: lint
-	$(BIN)/pytest -q -m "not slow" -n 2 --dist loadfile
+	$(BIN)/pytest -q -m "not slow and not long" -n 2 --dist loadfile
 
 # planted faults and honest runs on real megatron-core, judged by the gate: about an hour on two cores, resumable; writes
 # docs/gate_study (ARGS="--judge-only" judges what is there again, "--only faults", "--limit 50", see tests/faults/study.py)

@@ -299,3 +299,13 @@ def test_the_runner_is_importable_without_the_rest_of_attuner() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout.strip() == "[]"
+
+
+def test_every_long_test_exists() -> None:
+    """A renamed one would come back into `make check`, and its name stay behind."""
+    entries = [x for x in (ROOT / "tests" / "long.txt").read_text().splitlines() if x and not x.startswith("#")]
+    assert entries
+    for entry in entries:
+        file, _, name = entry.partition("::")
+        text = (ROOT / file).read_text()
+        assert not name or f"def {name.rpartition('::')[2]}(" in text, entry
