@@ -15,7 +15,7 @@ from attuner.core.errors import UserError
 from attuner.core.lesson import AuditResult, Lesson, LessonAudit, LessonReview
 from attuner.lessonfiles import as_yaml, load_audits, note_reviews, read_lessons, write_audits, write_drafts
 from attuner.policy import lessons_audit
-from attuner.policy.lessons import STANDING
+from attuner.policy.lessons import STANDING, live, standing
 from attuner.policy.lessons_audit import Checked
 from attuner.policy.lessons_draft import drafts, said_already
 from attuner.policy.tried import num_ended
@@ -177,6 +177,8 @@ class Audited:
     record: Path | None
     unwritten: str = ""
     """Why the record could not be written."""
+    still_read: tuple[str, ...] = ()
+    """Lessons that don't stand and are given to campaigns all the same, because the record could not be written."""
 
     def counts(self) -> dict[AuditResult, int]:
         """Return how many lessons came out as what."""
@@ -202,7 +204,8 @@ def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: boo
     past = all_pasts(open_ledger(settings))
     checked = lessons_audit.audit([x for _, x in known.values()], past.records, at=_today())
     ours = [c for c in checked if folder in known[c.lesson.id][0].parents]
-    kept = lessons_audit.kept(load_audits(folder), ours, {h.campaign().id for h in past.histories})
+    before = load_audits(folder)
+    kept = lessons_audit.kept(before, ours, {h.campaign().id for h in past.histories})
     held = {x.id: x for x in kept}
     written, unwritten = None, ""
     try:
@@ -216,7 +219,13 @@ def audit_lessons(settings: Settings, files: Iterable[Path] = (), *, record: boo
         unread=past.unread,
         record=written,
         unwritten=unwritten,
+        still_read=_still_read([c.lesson for c in ours], before, held) if unwritten else (),
     )
+
+
+def _still_read(lessons: list[Lesson], before: dict[str, LessonAudit], now: dict[str, LessonAudit]) -> tuple[str, ...]:
+    read, stand = ({x.id for x in standing(filter(live, lessons), audits)} for audits in (before, now))
+    return tuple(sorted(read - stand))
 
 
 def audit(arguments: argparse.Namespace) -> int:

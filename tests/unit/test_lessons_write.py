@@ -5,12 +5,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from lab import ROOT
 from lessons_lab import lesson, three, write_ledger
+
+sys.path.insert(0, str(ROOT))  # flows/ and tasks/ are run from the checkout, never installed
+
+from prefect import State
 
 from attuner.cli.lessons_write import audit_lessons
 from attuner.cli.main import main
@@ -24,6 +29,7 @@ from attuner.policy.lessons_audit import audit
 from attuner.policy.lessons_draft import drafts, said_already
 from attuner.policy.tried import Tried, tried
 from attuner.settings import load_settings
+from flows import lessons_audit as deployed
 
 ACCEPTED = LessonReview(by="Ada", at="2026-11-30", decision="accepted")
 
@@ -328,10 +334,32 @@ def test_an_audit_that_may_not_write_its_record_still_says_what_stands(project: 
     found = audit_lessons(load_settings(project=str(project)))
     assert (found.record, found.counts()["wrong"]) == (None, 1)
     assert "can't be written" in found.unwritten
+    assert found.still_read == ("broad", "wrong")
     assert call(project, "audit") == 2
     said = capsys.readouterr()
     assert "2 lessons against 3 campaigns" in said.out
     assert "AUDIT.yaml: can't be written" in said.err
+
+
+def test_the_deployment_fails_where_lessons_that_do_not_stand_stay_in_use(project: Path) -> None:
+    file = project / "configs" / "lessons" / ".AUDIT.yaml.new"
+    file.mkdir()
+    lost = audit_lessons(load_settings(project=str(project)))
+    state = deployed.outcome(lost)
+    assert isinstance(state, State)
+    assert (state.is_failed(), state.name) == (True, "NotOnRecord")
+    assert "2 lessons that do not stand stay in use (broad, wrong): " in str(state.message)
+    assert "AUDIT.yaml: can't be written" in str(state.message)
+    assert "not on record: " in deployed.description(lost)
+    assert [x["result"] for x in deployed.rows(lost) if x["lesson"] == "wrong"] == ["wrong, still read"]
+    file.rmdir()
+    kept = audit_lessons(load_settings(project=str(project)))
+    assert deployed.outcome(kept) == kept.counts()
+    assert deployed.description(kept) == "lessons against 3 campaigns"
+    file.mkdir()  # the next one can't be written either, but what fell is out of use by then
+    again = audit_lessons(load_settings(project=str(project)))
+    assert again.unwritten
+    assert deployed.outcome(again) == again.counts()
 
 
 def test_the_starter_set_stands_where_nothing_was_tried_yet(
