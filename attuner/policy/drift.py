@@ -7,7 +7,7 @@ slowdown is measured against the speeds on record, with both campaigns' bands; a
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from attuner.core.base import digest_of
 from attuner.core.campaign import Campaign
@@ -19,6 +19,7 @@ from attuner.core.recipe import Change, EffectiveConfig, same_value
 from attuner.core.run import Launch, Trial
 from attuner.core.search import Hypothesis
 from attuner.policy.conduct import RETUNER, SHIPPED
+from attuner.policy.leader import refused_by_person
 from attuner.policy.register import Register, Rule, carried_defects
 
 IGNORED = ("kernel", "ray")
@@ -65,9 +66,15 @@ def settings(campaign: Campaign) -> dict[str, str]:
 
 
 def reported(history: History) -> dict[str, str]:
-    """Return what the campaign's last launch reported of its software; empty if none did."""
-    trials = [t for t in (history.trial(x.id) for x in history.launches()) if t is not None and t.versions]
-    return without_ignored(trials[-1].versions) if trials else {}
+    """Return what the campaign's last launch reported of its software; empty if none did.
+
+    The baseline's last one, where any of it did: what a candidate sets in its environment may load other libraries.
+    """
+    baseline = history.campaign().baseline.digest()
+    found = [(x, history.trial(x.id)) for x in history.launches()]
+    trials = [(x.recipe == baseline, t.versions) for x, t in found if t is not None and t.versions]
+    own = [versions for same, versions in trials if same] or [versions for _, versions in trials]
+    return without_ignored(own[-1]) if own else {}
 
 
 def without_ignored(versions: dict[str, str]) -> dict[str, str]:
@@ -110,6 +117,18 @@ def _differing(old: dict[str, str], new: dict[str, str], *, every: bool) -> dict
         return {}
     keys = (old.keys() | new.keys()) - set(IGNORED)
     return {k: Change(key=k, before=old.get(k), after=new.get(k)) for k in keys if old.get(k) != new.get(k)}
+
+
+def in_vain(before: Iterable[History], now: Environment, changes: list[Change]) -> list[Change]:
+    """Return the changes that one of these campaigns re-tuned for, and never saw: its own launches reported the old values.
+
+    Where nodes differ, what another campaign's launches reported is no promise of where the next ones run.
+    """
+    if now.looked:
+        return []
+    tried = [(h.campaign().retunes, reported(h)) for h in before]
+    seen = [(x.key, x.after, own.get(x.key)) for retunes, own in tried if retunes is not None for x in retunes.changes]
+    return [c for c in changes if now.reported.get(c.key) == c.after and (c.key, c.after, c.before) in seen]
 
 
 def said(changes: list[Change]) -> str:
@@ -260,26 +279,59 @@ def _shipped(history: History, retunes: Retunes) -> Iterator[Alert]:
 
 def _unverified(history: History, retunes: Retunes) -> Iterator[Alert]:
     """Yield that the search is over and nobody knows whether the shipped recipe still holds: it may not be forgotten quietly."""
+    why, move, name = unverified(history), shipped_hypothesis(history), history.campaign().id
+    if why:
+        yield Alert(
+            kind="unverified",
+            key="unverified",
+            text=f"the shipped recipe could not be re-verified on the new environment: {why}; changed: {said(retunes.changes)}",
+            evidence=[retunes.of, f"{name}/{move.id}" if move else name],
+        )
+
+
+def unverified(history: History) -> str:
+    """Return why a re-tuning's search ended without a word on the shipped recipe: no look refused it, and it has no valid score.
+
+    '' where there is a word, and where there is nothing to verify.
+    """
     stop, move, campaign = history.stop(), shipped_hypothesis(history), history.campaign()
-    if stop is None or retunes.recipe.digest() == campaign.baseline.digest():
-        return
-    why = stop.reason
-    if move is not None:
-        verdict = history.verdict(move.id)
-        launch = next((x for x in history.launches() if x.hypothesis == move.id and x.kind == "search"), None)
-        trial, score = (history.trial(launch.id), history.score(launch.id)) if launch else (None, None)
-        refused = verdict is not None and any(f.rule not in NOT_FAULTS for f in verdict.refusals())
-        failed = trial is not None and trial.status not in ("ok", "infrastructure")
-        if refused or failed or (score is not None and score.valid):
-            return
-        against = verdict.refusals()[0].line() if verdict is not None and verdict.refusals() else ""
-        why = against or (score.why_invalid if score is not None else "") or (trial.cause if trial is not None else stop.reason)
-    yield Alert(
-        kind="unverified",
-        key="unverified",
-        text=f"the shipped recipe could not be re-verified on the new environment: {why}; changed: {said(retunes.changes)}",
-        evidence=[retunes.of, f"{campaign.id}/{move.id}" if move else campaign.id],
-    )
+    if stop is None or campaign.retunes is None or campaign.retunes.recipe.digest() == campaign.baseline.digest():
+        return ""
+    if move is None:
+        return stop.reason or "the search ended before its launch"
+    verdict = history.verdict(move.id)
+    launch = next((x for x in history.launches() if x.hypothesis == move.id and x.kind == "search"), None)
+    trial, score = (history.trial(launch.id), history.score(launch.id)) if launch else (None, None)
+    refused = verdict is not None and any(f.rule not in NOT_FAULTS for f in verdict.refusals())
+    failed = trial is not None and trial.status not in ("ok", "infrastructure")
+    if refused or failed or (score is not None and score.valid):
+        return ""
+    against = verdict.refusals()[0].line() if verdict is not None and verdict.refusals() else ""
+    why = against or (score.why_invalid if score is not None else "") or (trial.cause if trial is not None else stop.reason)
+    return why or "it was not launched"
+
+
+def still_open(history: History) -> bool:
+    """Tell whether a re-tuning that kept the baseline leaves the shipped recipe to the next one, as its first move again.
+
+    It does where nobody knows, where a look refused it, which a later version may cure, and where it was faster and all the same
+    could not ship (a review that nobody gave, no budget left to re-measure it). It does not where it was measured well and
+    brought nothing, or a person refused it.
+    """
+    retunes, shipment, calibration = history.campaign().retunes, history.shipment(), history.calibration()
+    if retunes is None or shipment is None or calibration is None or not shipment.kept_baseline:
+        return False
+    if retunes.recipe.digest() == history.campaign().baseline.digest():
+        return False
+    move = shipped_hypothesis(history)
+    own = next((x.id for x in history.launches() if move and x.hypothesis == move.id and x.kind == "search"), "")
+    score, again = history.score(own), history.remeasurement()
+    if score is None or not score.valid or score.decision == "refuse":
+        return True
+    if refused_by_person(history, own) or score.tokens_per_s_per_gpu <= calibration.mean * (1 + calibration.band):
+        return False
+    disproved = again is not None and again.leader == own and again.kept_baseline and again.decision != "refuse"
+    return not disproved
 
 
 def _looks_against(history: History, retunes: Retunes, launch: Launch, trial: Trial) -> Iterator[Alert]:
