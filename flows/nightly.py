@@ -18,7 +18,7 @@ from attuner.core.errors import AttunerError, Refused, Transient
 from attuner.core.private import mask
 from attuner.steps.watch import Plan
 from flows.campaign import campaign
-from tasks.watch import alarm, alarm_look, alarm_unborn, born, catch_up, look, watched
+from tasks.watch import alarm, alarm_look, alarm_unborn, alarm_wait, born, catch_up, look, watched
 
 SAID = {
     "nothing": "nothing to do",
@@ -68,7 +68,7 @@ def one(watch: str, name: str, *, dry_run: bool) -> dict[str, Any]:
         "changes": "; ".join(f"{c.key}: {short(c.before)} → {short(c.after)}" for c in plan.changes),
         "campaign": plan.campaign_id,
     }
-    if dry_run or plan.act in ("nothing", "wait"):
+    if dry_run or (plan.act in ("nothing", "wait") and plan.alarm is None):
         return row
     try:
         return {**row, **done(watch, name, plan)}
@@ -89,6 +89,8 @@ def done(watch: str, name: str, plan: Plan) -> dict[str, str]:
     """Run the campaign that is due, and say how it ended."""
     if plan.act == "broken":
         return {"why": alarm_unborn(plan, plan.why)}
+    if plan.act == "wait":
+        return {"why": alarm_wait(plan)}
     campaign_id = plan.campaign_id
     if plan.act != "resume":
         birth = born(watch, name, plan.data(), return_state=True)

@@ -103,6 +103,16 @@ def alarm_unborn(plan: Plan, error: str, *, lasting: bool = True) -> str:
         ledger.close()
 
 
+def alarm_wait(plan: Plan) -> str:
+    """Record and tell that a recipe waits for people, if it does; return why it waits."""
+    ledger = open_ledger(load_settings())
+    try:
+        step.alarm_wait(ledger, plan, channels())
+        return plan.why
+    finally:
+        ledger.close()
+
+
 def alarm_look(name: str, error: str) -> str:
     """Record and tell that a watched recipe could not be looked at; return the alert's text."""
     ledger = open_ledger(load_settings())

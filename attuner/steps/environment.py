@@ -68,7 +68,10 @@ def framework_version(campaign: Campaign, effective: EffectiveConfig) -> str:
 
 
 def reported_there(kit: Kit, campaign: Campaign) -> dict[str, str]:
-    """Return what the newest finished launch on this campaign's cluster reported, whichever campaign's it was."""
+    """Return what the newest finished launch there reported, whichever campaign's it was.
+
+    There: on this campaign's cluster, from its checkout and in its environment (another one may load other libraries).
+    """
     there = _place(campaign)
     for name in reversed(kit.ledger.campaigns()[-RECENT:]):
         try:
@@ -81,10 +84,13 @@ def reported_there(kit: Kit, campaign: Campaign) -> dict[str, str]:
     return {}
 
 
-def _place(campaign: Campaign) -> tuple[str, ...]:
-    cluster = campaign.launcher.cluster
+def _place(campaign: Campaign) -> tuple[object, ...]:
+    """Return what must be equal for two campaigns' launches to find the same software: cluster, checkout, environment."""
+    stack, cluster = campaign.stack, campaign.launcher.cluster
     kube = cluster.kube
-    return (campaign.stack.name, campaign.launcher.name, cluster.name, kube.namespace if kube else "", kube.image if kube else "")
+    pods = (kube.namespace, kube.image, kube.env) if kube else ()
+    job = (stack.source, stack.job_source, stack.commit, cluster.env, campaign.baseline.env)
+    return (stack.name, campaign.launcher.name, cluster.name, pods, job)
 
 
 def put_environment(kit: Kit, campaign_id: str, effective: EffectiveConfig) -> Environment:

@@ -20,10 +20,10 @@ from attuner.core.environment import Environment, Retunes
 from attuner.core.errors import Broken, Refused, UserError
 from attuner.core.events import History
 from attuner.core.judgement import Shipment
-from attuner.core.news import ENDS, Alert
+from attuner.core.news import ENDS, Alert, AlertKind
 from attuner.core.private import mask
 from attuner.core.recipe import Change, EffectiveConfig, Recipe
-from attuner.policy import drift, people
+from attuner.policy import budget, drift, people
 from attuner.ports import Kit, Ledger
 from attuner.source import head_commit
 from attuner.steps.common import past, put
@@ -33,6 +33,8 @@ from attuner.watchfile import Watched
 
 WATCH = "watch"
 """Under this id stand alerts of campaigns that could not be born; it was never born itself, so no list of campaigns shows it."""
+TRIES = 2
+"""So often a shipped recipe is tried on one environment before people must see to it."""
 LATE = 3
 """So many of the newest campaigns of a watched recipe are told late of, where telling failed."""
 Act = Literal["nothing", "wait", "resume", "first", "retune", "broken"]
@@ -44,6 +46,7 @@ class Plan(Record):
     name: str
     act: Act
     why: str
+    alarm: AlertKind | None = Field(default=None, description="a wait that people must hear of, once")
     campaign_id: str = Field(default="", description="that was compared with, or is to go on")
     environment: Environment
     asked: str = Field(default="", description="digest of the watched entry and of what its campaign file says")
@@ -92,15 +95,49 @@ def plan(kit: Kit, entry: Watched, campaign: Campaign, *, folder: Path) -> Plan:
     if last is None:
         why = "never run before" if not mine else "no finished campaign has this baseline and this workload"
         return Plan.model_validate({**seen, "act": "broken" if broken else "first", "why": broken or why})
-    changes = drift.diff(drift.lived(last), now, ignore=entry.ignore)
     name = last.campaign().id
     if broken:
         return Plan.model_validate({**seen, "act": "broken", "why": broken, "campaign_id": name})
-    if not changes:
-        return Plan.model_validate({**seen, "act": "nothing", "why": f"nothing changed since {name}", "campaign_id": name})
-    retunes = _retunes(kit, entry, campaign, last, now, effective)
-    why = f"changed since {name}: {drift.said(changes)}"
-    return Plan.model_validate({**seen, "act": "retune", "why": why, "campaign_id": name, "retunes": retunes})
+    due = _due(mine, last, now, entry)
+    retunes = _retunes(kit, entry, campaign, last, now, effective) if due["act"] == "retune" else None
+    return Plan.model_validate({**seen, **due, "campaign_id": name, "retunes": retunes})
+
+
+def _due(mine: list[History], last: History, now: Environment, entry: Watched) -> dict[str, str]:
+    """Return what a finished campaign's environment, as it is now, gives reason for."""
+    name, changes = last.campaign().id, _moved(last, mine, now, entry)
+    if changes:
+        return {"act": "retune", "why": f"changed since {name}: {drift.said(changes)}"}
+    vain, retunes = drift.in_vain(mine, now, drift.diff(drift.lived(last), now, ignore=entry.ignore)), last.campaign().retunes
+    unknown = drift.unverified(last) if drift.still_open(last) and people.finished(last) is None else ""
+    if retunes is not None and unknown:
+        tried = [h for h in mine if _tried(h, retunes.of, entry) and not _moved(h, mine, now, entry)]
+        said = (
+            f"what {retunes.of} shipped could not be re-verified by {', '.join(h.campaign().id for h in reversed(tried)) or name}"
+        )
+        if len(tried) < TRIES:
+            return {"act": "retune", "why": f"{said}: {unknown}; tried again"}
+        why = f"{said}, and nothing changed since: {unknown}; raise gpu_hours or mend the cause (docs/nightly.md)"
+        return {"act": "wait", "alarm": "unverified", "why": why}
+    if vain:
+        why = f"{name} was re-tuned for {drift.said(vain)}, and its own launches did not see it: nodes differ; make them alike"
+        return {"act": "wait", "alarm": "nodes_differ", "why": why}
+    return {"act": "nothing", "why": f"nothing changed since {name}"}
+
+
+def _moved(since: History, mine: list[History], now: Environment, entry: Watched) -> list[Change]:
+    """Return what changed since a campaign, without what was re-tuned for already and not seen."""
+    changes = drift.diff(drift.lived(since), now, ignore=entry.ignore)
+    vain = drift.in_vain(mine, now, changes)
+    return [c for c in changes if c not in vain]
+
+
+def _tried(history: History, shipped_by: str, entry: Watched) -> bool:
+    """Tell whether a campaign tried, with what a re-tuning may cost today, to re-verify what another one shipped, in vain."""
+    retunes = history.campaign().retunes
+    if retunes is None or retunes.of != shipped_by or not _finished(history):
+        return False
+    return bool(drift.unverified(history)) and budget.total(history) >= entry.gpu_hours
 
 
 def _at_head(campaign: Campaign) -> Campaign:
@@ -167,7 +204,7 @@ def _unfinished(kit: Kit, mine: list[History], now: Environment, entry: Watched)
     """
     newest = mine[0]
     name, said = newest.campaign().id, people.cancelled(newest)
-    if _finished(newest) or drift.diff(drift.lived(newest), now, ignore=entry.ignore):
+    if _finished(newest) or _moved(newest, mine, now, entry):
         return None
     if said is not None:
         return {"act": "wait", "why": f"{name} was cancelled by {said.by}, and nothing changed since", "campaign_id": name}
@@ -205,9 +242,19 @@ def _cause(found: Plan) -> str:
     return f"{found.asked[:12]}:{'resolve' if found.broken else 'birth'}"
 
 
+def _origin(ledger: Ledger, last: History) -> History:
+    """Return the campaign that shipped what is to be re-verified: the last one, or the one that it could not settle about."""
+    retunes = last.campaign().retunes
+    if retunes is None or not drift.still_open(last):
+        return last
+    origin = History(ledger.history(retunes.of))
+    return origin if origin.shipment() is not None and origin.calibration() is not None else last
+
+
 def _retunes(
-    kit: Kit, entry: Watched, campaign: Campaign, last: History, now: Environment, effective: EffectiveConfig | None
+    kit: Kit, entry: Watched, campaign: Campaign, newest: History, now: Environment, effective: EffectiveConfig | None
 ) -> Retunes | None:
+    last = _origin(kit.ledger, newest)
     shipment, calibration, again = last.shipment(), last.calibration(), last.remeasurement()
     if shipment is None or calibration is None:
         return None
@@ -220,6 +267,7 @@ def _retunes(
         shipped, _ = _resolved(kit, campaign, recipe)
         defects += drift.defect_changes(register, "shipped", last.effective(shipment.recipe), shipped)
     before = drift.lived(last)
+    changes = drift.diff(before, now, ignore=entry.ignore)
     return Retunes(
         of=last.campaign().id,
         recipe=recipe,
@@ -228,7 +276,7 @@ def _retunes(
         band=again.band if again else calibration.band,
         slowdown=entry.alerts.slowdown,
         before=before,
-        changes=drift.diff(before, now, ignore=entry.ignore),
+        changes=changes or drift.diff(drift.lived(newest), now, ignore=entry.ignore),
         defects=defects,
     )
 
@@ -277,6 +325,19 @@ def alarm_look(ledger: Ledger, name: str, error: str, channels: Mapping[str, Cha
     said = mask(error)
     key = f"{name}:look_fails:{digest_of(said)[:12]}"
     alert = Alert(kind="look_fails", key=key, text=f"{name} could not be looked at, so nobody knows what changed: {said}")
+    return _raised(ledger, alert, channels)
+
+
+def alarm_wait(ledger: Ledger, found: Plan, channels: Mapping[str, Channel]) -> Alert | None:
+    """Record and tell, once, that a recipe waits for something that only people can mend; None: it doesn't.
+
+    Raises:
+        Refused: another nightly run is at it.
+    """
+    if found.alarm is None:
+        return None
+    key = f"{found.name}:{found.alarm}:{digest_of(found.why)[:12]}"
+    alert = Alert(kind=found.alarm, key=key, text=f"{found.name} waits: {found.why}", evidence=[found.campaign_id])
     return _raised(ledger, alert, channels)
 
 
