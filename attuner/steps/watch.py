@@ -152,7 +152,7 @@ def _resolved(kit: Kit, campaign: Campaign, recipe: Recipe) -> tuple[EffectiveCo
     try:
         return kit.stack.resolve(recipe, campaign), ""
     except (Refused, UserError, Broken) as error:  # broken: the framework does not even start
-        return None, f"the baseline can't be resolved: {error}"
+        return None, mask(f"the baseline can't be resolved: {error}")
 
 
 def _frozen(kit: Kit, campaign: Campaign, folder: Path) -> tuple[Campaign, str]:
@@ -162,7 +162,7 @@ def _frozen(kit: Kit, campaign: Campaign, folder: Path) -> tuple[Campaign, str]:
     try:
         dataset = kit.stack.freeze(campaign.model_copy(update={"workload": work}), folder)
     except (Refused, UserError, Broken) as error:
-        return campaign, f"its data can't be read: {error}"
+        return campaign, mask(f"its data can't be read: {error}")
     return campaign.model_copy(update={"workload": work.model_copy(update={"dataset": dataset})}), ""
 
 

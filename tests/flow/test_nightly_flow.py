@@ -22,7 +22,7 @@ from prefect.testing.utilities import prefect_test_harness
 from attuner.core.environment import Environment
 from attuner.core.events import History
 from attuner.core.judgement import Calibration, Shipment
-from attuner.core.news import Alert
+from attuner.core.news import Alert, Told
 from attuner.ledgers.duckdb_file import DuckdbLedger
 from attuner.settings import load_settings
 from attuner.steps.birth import birth
@@ -152,8 +152,10 @@ def test_a_framework_that_does_not_start_is_told_once_and_the_other_recipes_are_
     assert first.startswith("torn: could not be looked at: ")
     assert "baseline: is missing" in first
     assert second.startswith("drill: can't begin: drill can't begin on the environment as it is: the baseline can't be resolved")
-    alerts = History(DuckdbLedger(home / "out" / "attuner.duckdb").history("watch")).all("alert", Alert)
-    assert [a.kind for a in alerts] == ["baseline_fails"]
+    history = History(DuckdbLedger(home / "out" / "attuner.duckdb").history("watch"))
+    alerts = history.all("alert", Alert)
+    assert [a.kind for a in alerts] == ["look_fails", "baseline_fails"]
+    assert [t.undeliverable for t in history.all("told", Told)] == ["", ""]
     before = rows(home)
     assert nightly(str(home / "watch.yaml"), only="drill")[0].startswith("drill: waits: it could not begin")
     assert rows(home) == before

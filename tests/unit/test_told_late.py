@@ -166,5 +166,7 @@ def test_no_secret_gets_into_an_alert(tmp_path: Path) -> None:
     kit = kit_of(made)
     alarm(kit, ID, text)
     kit.ledger.close()
+    made.stack = Upgraded(made.replay, "0.16.1", broken=text)
+    assert "can't fetch with HF_TOKEN=(secret)" in look(made, tmp_path).why  # which the night's table and log show
     assert all("hf_abc" not in row.record for row in made.store.rows)
     assert sum("can't fetch" in row.record for row in made.store.rows) == 3
