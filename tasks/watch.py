@@ -8,7 +8,7 @@ from pathlib import Path
 from prefect.runtime import flow_run
 
 from attuner.core.base import Value
-from attuner.core.errors import AttunerError
+from attuner.core.errors import AttunerError, Refused
 from attuner.core.private import mask
 from attuner.settings import load_settings
 from attuner.steps import birth as birth_step
@@ -79,6 +79,8 @@ def catch_up(watch: str, only: str = "") -> list[str]:
         for name in dict.fromkeys(names):
             try:
                 tell_late(ledger, name, ways)
+            except Refused:  # another process runs it, and tells by itself
+                continue
             except AttunerError as error:
                 left.append(f"{name}: {error}")
     finally:
