@@ -6,6 +6,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from attuner import benchmarking
+from attuner.core.errors import UserError
 from attuner.core.fingerprint import Fingerprint
 from attuner.core.recipe import EffectiveConfig
 from attuner.core.run import RankStep, StepRecord
@@ -54,6 +56,35 @@ def rank_steps(files: RunFiles) -> list[RankStep]:
     for rank, path in enumerate(sorted((folder / run_files.TRACES).glob("rank*.json"), key=_rank_of)):
         found += breakdown(path.read_bytes(), rank=rank)
     return found
+
+
+class RunFolders:
+    """The reading half of a stack that wraps a training program: what a launch left in its folder, in attuner's own files."""
+
+    name: str
+    wrapped: tuple[str, ...]
+    """The arguments that a launch itself sets or drops (see benchmarking.as_judged)."""
+    components: frozenset[str] = frozenset()
+
+    def read(self, files: RunFiles) -> RunResult:
+        """Return steps and outcome; see ports.Stack."""
+        result, job = read_result(files), Path(files.folder) / run_files.JOB
+        if not result.arguments or not job.exists():
+            return result
+        told = benchmarking.as_judged(result.arguments, run_files.read_json(job).get("judged", {}), self.wrapped)
+        return result.model_copy(update={"arguments": told})
+
+    def progress(self, files: RunFiles) -> int:
+        """Return how many steps are written."""
+        return num_steps(files)
+
+    def component(self, files: RunFiles) -> dict[str, Any]:
+        """Refuse: such a stack has no component tests. Raises UserError."""
+        raise UserError(f"stack {self.name} has no component tests")
+
+    def trace(self, files: RunFiles) -> list[RankStep]:
+        """Return the breakdown of every rank's profiled steps."""
+        return rank_steps(files)
 
 
 def steps_of(folder: Path) -> list[StepRecord]:

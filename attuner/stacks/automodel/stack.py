@@ -14,9 +14,7 @@ from attuner.core.base import Value
 from attuner.core.campaign import Campaign
 from attuner.core.errors import UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
-from attuner.core.run import RankStep
 from attuner.ports import JobSpec, RunFiles, RunResult
-from attuner.runner import files as run_files
 from attuner.stacks.automodel.defaults import COMMIT, fields_of
 from attuner.stacks.automodel.final import facts_of, final_arguments
 
@@ -37,11 +35,11 @@ NEVER = 2**31 - 1
 log = logging.getLogger(__name__)
 
 
-class AutomodelStack:
+class AutomodelStack(runs.RunFolders):
     """Implements ports.Stack for NeMo AutoModel."""
 
     name = "automodel"
-    components: frozenset[str] = frozenset()
+    wrapped = WRAPPED
 
     def __init__(self) -> None:
         self._fields: dict[str, dict[str, dict[str, Value]]] = {}
@@ -130,23 +128,7 @@ class AutomodelStack:
 
     def read(self, files: RunFiles) -> RunResult:
         """Return steps and outcome; see ports.Stack. There is never a fingerprint, and the reason says so."""
-        result, job = runs.read_result(files), Path(files.folder) / run_files.JOB
-        told = result.arguments
-        if told and job.exists():
-            told = benchmarking.as_judged(told, run_files.read_json(job).get("judged", {}), WRAPPED)
-        return result.model_copy(update={"arguments": told, "fingerprint": None, "unseen": UNSEEN})
-
-    def progress(self, files: RunFiles) -> int:
-        """Return how many steps are written."""
-        return runs.num_steps(files)
-
-    def component(self, files: RunFiles) -> dict[str, Any]:
-        """Refuse: this stack has no component tests. Raises UserError."""
-        raise UserError("stack automodel has no component tests")
-
-    def trace(self, files: RunFiles) -> list[RankStep]:
-        """Return the breakdown of every rank's profiled steps."""
-        return runs.rank_steps(files)
+        return super().read(files).model_copy(update={"fingerprint": None, "unseen": UNSEEN})
 
     def in_fp32(self, recipe: Recipe) -> Recipe | None:
         """Return None: which of a recipe's dtypes a model's own code follows can't be told from its tree."""

@@ -13,8 +13,7 @@ from attuner.core.base import Value
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
-from attuner.core.run import RankStep
-from attuner.ports import JobSpec, RunFiles, RunResult
+from attuner.ports import JobSpec, RunFiles
 from attuner.runner import files as run_files
 from attuner.stacks.bridge import dump
 from attuner.stacks.bridge.resolver import Resolver
@@ -33,11 +32,11 @@ WRAPPED = (*BENCHMARK, *LOADED, *SAVED, "train.exit_interval", "checkpoint.load"
 """Names whose final value a launch can't tell of its recipe."""
 
 
-class BridgeStack:
+class BridgeStack(runs.RunFolders):
     """Implements ports.Stack for Megatron-Bridge."""
 
     name = "bridge"
-    components: frozenset[str] = frozenset()
+    wrapped = WRAPPED
 
     def __init__(self) -> None:
         self._resolvers: dict[str, Resolver] = {}
@@ -186,26 +185,6 @@ class BridgeStack:
             time_limit_s=campaign.launch.max_s,
             hang_s=campaign.launch.hang_s,
         )
-
-    def read(self, files: RunFiles) -> RunResult:
-        """Return steps and outcome; see ports.Stack."""
-        result, job = runs.read_result(files), Path(files.folder) / run_files.JOB
-        if not result.arguments or not job.exists():
-            return result
-        told = benchmarking.as_judged(result.arguments, run_files.read_json(job).get("judged", {}), WRAPPED)
-        return result.model_copy(update={"arguments": told})
-
-    def progress(self, files: RunFiles) -> int:
-        """Return how many steps are written."""
-        return runs.num_steps(files)
-
-    def component(self, files: RunFiles) -> dict[str, Any]:
-        """Refuse: this stack has no component tests. Raises UserError."""
-        raise UserError("stack bridge has no component tests")
-
-    def trace(self, files: RunFiles) -> list[RankStep]:
-        """Return the breakdown of every rank's profiled steps."""
-        return runs.rank_steps(files)
 
     def in_fp32(self, recipe: Recipe) -> Recipe | None:
         """Return None: Bridge's layers attend with Transformer Engine, which has no fp32."""

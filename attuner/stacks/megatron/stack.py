@@ -13,8 +13,7 @@ from attuner import benchmarking, runs
 from attuner.core.campaign import Campaign
 from attuner.core.errors import Refused, UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
-from attuner.core.run import RankStep
-from attuner.ports import JobSpec, RunFiles, RunResult
+from attuner.ports import JobSpec, RunFiles
 from attuner.runner import files as run_files
 from attuner.stacks.megatron import benchmark, data
 from attuner.stacks.megatron.arguments import ASSUMED, PRETRAIN, SLIME, capability, entry_of, final_config, question
@@ -24,11 +23,11 @@ RESOLVE_LIMIT_S = 600.0
 log = logging.getLogger(__name__)
 
 
-class MegatronStack:
+class MegatronStack(runs.RunFolders):
     """Implements ports.Stack for Megatron-LM."""
 
     name = "megatron"
-    components: frozenset[str] = frozenset()
+    wrapped = benchmark.ALWAYS_TOLD
 
     def __init__(self) -> None:
         self._resolvers: dict[tuple[str, str], Resolver] = {}
@@ -165,27 +164,6 @@ class MegatronStack:
             time_limit_s=campaign.launch.max_s,
             hang_s=campaign.launch.hang_s,
         )
-
-    def read(self, files: RunFiles) -> RunResult:
-        """Return steps and outcome; see ports.Stack."""
-        result = runs.read_result(files)
-        job = Path(files.folder) / run_files.JOB
-        if not result.arguments or not job.exists():
-            return result
-        judged = run_files.read_json(job).get("judged", {})
-        return result.model_copy(update={"arguments": benchmarking.as_judged(result.arguments, judged, benchmark.ALWAYS_TOLD)})
-
-    def progress(self, files: RunFiles) -> int:
-        """Return how many steps are written."""
-        return runs.num_steps(files)
-
-    def component(self, files: RunFiles) -> dict[str, Any]:
-        """Refuse: this stack has no component tests. Raises UserError."""
-        raise UserError("stack megatron has no component tests")
-
-    def trace(self, files: RunFiles) -> list[RankStep]:
-        """Return the breakdown of every rank's profiled steps."""
-        return runs.rank_steps(files)
 
     def in_fp32(self, recipe: Recipe) -> Recipe | None:
         """Return the same training in fp32; see ports.Stack.

@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from attuner import benchmarking, runs
-from attuner.core.base import Value
 from attuner.core.campaign import Campaign
 from attuner.core.errors import UserError
 from attuner.core.recipe import EffectiveConfig, Recipe
-from attuner.core.run import RankStep
-from attuner.ports import JobSpec, RunFiles, RunResult
-from attuner.runner import files as run_files
+from attuner.ports import JobSpec, RunFiles
 from attuner.stacks.slime import benchmark
 
 STEP = r"\bstep \d+: \{.*train/"
@@ -46,11 +43,11 @@ class Judge(Protocol):
         ...
 
 
-class SlimeStack:
+class SlimeStack(runs.RunFolders):
     """Implements ports.Stack for slime."""
 
     name = "slime"
-    components: frozenset[str] = frozenset()
+    wrapped = benchmark.WRAPPED
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -127,27 +124,6 @@ class SlimeStack:
             devices_by="job",
             step_pattern=STEP,
         )
-
-    def read(self, files: RunFiles) -> RunResult:
-        """Return steps and outcome; see ports.Stack."""
-        result, job = runs.read_result(files), Path(files.folder) / run_files.JOB
-        if not result.arguments or not job.exists():
-            return result
-        judged: dict[str, Value] = run_files.read_json(job).get("judged", {})
-        told = benchmarking.as_judged(result.arguments, judged, benchmark.WRAPPED)
-        return result.model_copy(update={"arguments": told})
-
-    def progress(self, files: RunFiles) -> int:
-        """Return how many steps are written."""
-        return runs.num_steps(files)
-
-    def component(self, files: RunFiles) -> dict[str, Any]:
-        """Refuse: this stack has no component tests. Raises UserError."""
-        raise UserError("stack slime has no component tests")
-
-    def trace(self, files: RunFiles) -> list[RankStep]:
-        """Return the breakdown of every rank's profiled steps."""
-        return runs.rank_steps(files)
 
     def in_fp32(self, recipe: Recipe) -> Recipe | None:
         """Return None: slime's own defaults set bf16, and its packed rows need Transformer Engine, which attends in 16 bits."""
