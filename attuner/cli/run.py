@@ -114,6 +114,8 @@ def _interrupted(watch: Any, settings: Settings) -> None:
 
 
 def _last_lines(console: Any, settings: Settings, folder: Path) -> None:
+    from attuner.report import claims
+    from attuner.report.facts import gather
     from attuner.steps.ship import recipe_name
     from attuner.wiring import open_ledger
 
@@ -126,11 +128,13 @@ def _last_lines(console: Any, settings: Settings, folder: Path) -> None:
         f"baseline kept: {shipment.reason}" if shipment.kept_baseline else f"{shipment.gain:+.0%} over the re-measured baseline"
     )
     band = f" (band {again.band:.1%})" if again else ""
+    head = claims.headline(gather(history.events)).removeprefix("Re-tuning: ") if history.campaign().retunes else ""
     ui = os.environ.get("PREFECT_API_URL", "")
     see = ui.removesuffix("/api") if ui else "prefect server start, then http://127.0.0.1:4200"
     for label, text in (
         ("not shippable" if shipment.on_paper else "shipped", f"{folder / recipe_name(shipment)}"),
         ("gain", kept + band),
+        *([("re-tuning", head)] if head else []),
         ("spent", f"{spent * 60:.1f} of {total * 60:.1f} device-minutes, {len(history.launches())} launches"),
         ("report", f"{folder / 'report.html'}"),
         ("Prefect UI", see),

@@ -13,6 +13,7 @@ from attuner.core.events import Event, History
 from attuner.core.judgement import Calibration, Remeasurement
 from attuner.report import facts as page
 from attuner.report.facts import Claim, ReportFacts
+from attuner.report.retuned import Retuned, retuned
 from attuner.report.rows import LaunchRow, launch_rows
 from attuner.report.terminal import DASH, pct, rate, share_pct
 from attuner.report.words import Units, clean, units_for, when
@@ -29,6 +30,7 @@ class Brief:
     units: Units
     state: page.State
     claim: Claim | None
+    retuned: Retuned | None
     calibration: Calibration | None
     remeasurement: Remeasurement | None
     rows: tuple[LaunchRow, ...]
@@ -53,13 +55,17 @@ def _brief(history: History) -> Brief:
     total = sum(s.gpu_hours for s in history.settlements())
     launches = launch_rows(history)
     leader = page._leader(history, launches)
+    claim, calibration = page._claim(history, leader), history.calibration()
+    before = claim.before if claim else calibration.mean if calibration else None
+    after = claim.after if claim and not page._kept(history) else None
     return Brief(
         campaign=campaign,
         campaign_id=events[0].campaign_id,
         units=units_for(campaign.launcher.cluster.device.kind, total),
         state=page._state(history, leader),
-        claim=page._claim(history, leader),
-        calibration=history.calibration(),
+        claim=claim,
+        retuned=retuned(campaign, launches, baseline=before, after=after, recipe=leader.recipe if leader else ""),
+        calibration=calibration,
         remeasurement=history.remeasurement(),
         rows=launches,
         total_gpu_hours=total,
@@ -87,6 +93,8 @@ def row(facts: ReportFacts | Brief) -> dict[str, Any]:
         "gain": claim.gain if claim and not kept else None,
         "band": claim.band if claim else facts.calibration.band if facts.calibration else None,
         "remeasured": bool(claim and claim.remeasured),
+        "retunes": facts.retuned.of if facts.retuned else None,
+        "gain_over_retuned": facts.retuned.gain if facts.retuned else None,
         "num_launches": len(launched),
         "num_failed": sum(r.failed for r in launched),
         "gpu_hours": facts.total_gpu_hours,
@@ -124,6 +132,8 @@ def text(found: Sequence[dict[str, Any]]) -> str:
     for line in lines:
         cells = [_pad(cell, widths[k], left=k not in right) for k, cell in enumerate(line)]
         out.append("  ".join(cells).rstrip())
+    if any(r["gain"] is not None and r["retunes"] is not None for r in found):
+        out.append("re-tuned: over what ran before, measured again; the gain beside it is over the baseline")
     if any(r["gain"] is not None and not r["remeasured"] for r in found):
         out.append("? one launch against the calibrated baseline: not remeasured yet")
     return "\n".join(out) + "\n"
@@ -133,6 +143,8 @@ def _line(r: dict[str, Any]) -> tuple[str, ...]:
     before, after = r["before_tokens_per_s_per_gpu"], r["after_tokens_per_s_per_gpu"]
     speed = DASH if before is None else rate(before) if after is None else f"{rate(before)} → {rate(after)}"
     gain = DASH if r["gain"] is None else pct(r["gain"]) + ("" if r["remeasured"] else "?")
+    if r["gain"] is not None and r["retunes"] is not None:
+        gain += f" ({DASH if r['gain_over_retuned'] is None else pct(r['gain_over_retuned'])} re-tuned)"
     launches = f"{r['num_launches']}" + (f" ({r['num_failed']} failed)" if r["num_failed"] else "")
     unit = "h" if r["gpu_hours"] >= 2 else "min"
     scale = 1 if unit == "h" else 60

@@ -99,7 +99,15 @@ def gain(e: BoardEntry) -> Shown:
     if found is None:
         return Shown(DASH + (_sub(esc(f"noise band {noise}")) if noise else ""))
     once = "" if e.row["remeasured"] else _sub("not remeasured")
-    return Shown(f"<b>{esc(pct(found))}</b> {esc(noise)}{once}", found)
+    return Shown(f"<b>{esc(pct(found))}</b> {esc(noise)}{once}{_sub(esc(_again(e)))}", found)
+
+
+def _again(e: BoardEntry) -> str:
+    """Return what a re-tuning gained over what ran before it."""
+    past = e.facts.retuned
+    if past is None:
+        return ""
+    return "re-tuning" if past.gain is None else f"re-tuning: {pct(past.gain)} over what ran before"
 
 
 def efficiency(e: BoardEntry) -> Shown:

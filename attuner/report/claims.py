@@ -10,7 +10,8 @@ import shlex
 from attuner.config import REPLAY
 from attuner.report import economy
 from attuner.report.economy import Payback
-from attuner.report.facts import ReportFacts
+from attuner.report.facts import Claim, ReportFacts
+from attuner.report.retuned import Retuned
 from attuner.report.terminal import pct, rate, share_pct
 from attuner.report.words import clean, number, span
 
@@ -40,12 +41,28 @@ def subject(facts: ReportFacts) -> str:
 
 def headline(facts: ReportFacts) -> str:
     """Return the claim in a few words."""
-    claim = facts.claim
+    claim, again = facts.claim, facts.retuned
     if kept(facts):
-        return "Baseline kept"
-    if claim is None:
-        return {"calibrating": "Calibrating", "searching": "Nothing faster yet"}.get(facts.state, "No faster recipe")
-    return f"{pct(claim.gain)} {facts.units.speed}"
+        said = "Baseline kept"
+    elif claim is None:
+        said = {"calibrating": "Calibrating", "searching": "Nothing faster yet"}.get(facts.state, "No faster recipe")
+    else:
+        said = f"{pct(claim.gain)} {facts.units.speed}"
+        if again is not None:
+            return f"Re-tuning: {_over_before(facts, again, claim)}"
+    return said if again is None else f"Re-tuning: {said[0].lower()}{said[1:]}"
+
+
+def _over_before(facts: ReportFacts, again: Retuned, claim: Claim) -> str:
+    """Return a re-tuning's gain over what ran before it, and beside it the gain over the baseline."""
+    baseline, past = f"{pct(claim.gain)} {facts.units.speed}", f"what {clean(again.of)} shipped"
+    if again.same:
+        return f"{past} {'ships again' if facts.shipment else 'leads'}, {baseline} over the baseline"
+    if again.from_baseline:
+        return f"{baseline} over the baseline, which {clean(again.of)} kept"
+    if again.gain is None:
+        return f"{baseline} over the baseline; {past} was not measured here"
+    return f"{pct(again.gain)} {facts.units.speed} over {past}, {pct(claim.gain)} over the baseline"
 
 
 def from_to(facts: ReportFacts) -> str:
@@ -74,7 +91,19 @@ def on_paper(facts: ReportFacts) -> str:
 
 def evidence(facts: ReportFacts) -> str:
     """Return how the claim was measured, or why the baseline was kept; first of all whether anything was measured."""
-    return " ".join(x for x in (on_paper(facts), _measured(facts)) if x)
+    return " ".join(x for x in (on_paper(facts), _measured(facts), _past(facts)) if x)
+
+
+def _past(facts: ReportFacts) -> str:
+    """Return what a re-tuning starts from, and how fast that was here; '' for any other campaign."""
+    again = facts.retuned
+    if again is None:
+        return ""
+    why = f", because of {clean(again.changes)}" if again.changes else ""
+    ran = f"What it shipped {'was this baseline' if again.from_baseline else 'was not measured here'}."
+    if again.launch and again.before is not None:
+        ran = f"What it shipped ran at {rate(again.before)} {facts.units.speed} here ({clean(again.launch)}, one launch)."
+    return f"A re-tuning of {clean(again.of)}{why}. {ran}"
 
 
 def _measured(facts: ReportFacts) -> str:
@@ -124,7 +153,9 @@ def payback(facts: ReportFacts) -> str:
     if found is None:
         return ""
     edge = f"{length(found.low)} to {length(found.high)}" if found.high is not None else f"{length(found.low)} or more"
-    return f"{length(found.hours)} of training on {facts.units.devices(facts.campaign.workload.gpus)} ({edge} within the band)"
+    over = f", over what {clean(facts.retuned.of)} shipped" if facts.retuned else ""
+    devices = facts.units.devices(facts.campaign.workload.gpus)
+    return f"{length(found.hours)} of training on {devices}{over} ({edge} within the band)"
 
 
 def length(hours: float) -> str:
@@ -135,11 +166,30 @@ def length(hours: float) -> str:
 
 
 def paid(facts: ReportFacts) -> Payback | None:
-    """Return when the campaign has paid for itself; None without a gain."""
-    claim = facts.claim
+    """Return when the campaign has paid for itself; None without a gain.
+
+    A re-tuning is paid by what it gained over what ran before it, and only by a gain outside the band: one launch measured that.
+    """
+    claim, again = facts.claim, facts.retuned
     if claim is None or kept(facts):
         return None
-    return economy.payback(facts.total_gpu_hours, facts.campaign.workload.gpus, gain=claim.gain, band=claim.band)
+    gain = claim.gain if again is None else again.gain
+    if gain is None or (again is not None and gain <= claim.band):
+        return None
+    return economy.payback(facts.total_gpu_hours, facts.campaign.workload.gpus, gain=gain, band=claim.band)
+
+
+def unpaid(facts: ReportFacts) -> list[str]:
+    """Return why a re-tuning with a claim is never paid back; nothing for any other campaign."""
+    again = facts.retuned
+    if again is None or facts.claim is None or kept(facts):
+        return []
+    if again.same:
+        return ["What ran before ships again: the re-tuning brought its proof on what is new, and no speed that pays it back."]
+    if again.gain is None:
+        return ["What ran before was not measured here: after how much training the re-tuning is paid back can't be told."]
+    where = "inside the noise band" if again.gain >= -facts.claim.band else "slower"
+    return [f"{pct(again.gain)} over what ran before is {where}: it pays nothing back."]
 
 
 def blind_spots(facts: ReportFacts) -> tuple[str, ...]:

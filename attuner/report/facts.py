@@ -22,6 +22,7 @@ from attuner.core.search import Stop
 from attuner.policy import dollars, people
 from attuner.policy.zones import margin
 from attuner.report.details import Context, Details, details
+from attuner.report.retuned import Retuned, retuned
 from attuner.report.rows import LaunchRow, launch_rows
 from attuner.report.terminal import pct
 from attuner.report.words import Units, clean, units_for
@@ -84,6 +85,8 @@ class ReportFacts:
     units: Units
     state: State
     claim: Claim | None
+    retuned: Retuned | None
+    """What a re-tuning gained over what ran before it; None for any other campaign."""
     calibration: Calibration | None
     remeasurement: Remeasurement | None
     shipment: Shipment | None
@@ -161,6 +164,7 @@ def _gather(history: History, context: Context) -> ReportFacts:
         units=units,
         state=_state(history, leader),
         claim=claim,
+        retuned=retuned(campaign, rows, baseline=before, after=after, recipe=leader.recipe if leader else ""),
         calibration=calibration,
         remeasurement=history.remeasurement(),
         shipment=history.shipment(),

@@ -24,12 +24,16 @@ def view(facts: ReportFacts) -> str:
 
 
 def claim(facts: ReportFacts) -> str:
-    """Return the query for the two speeds, the gain and the band."""
+    """Return the query for the two speeds, the gain and the band; of a re-tuning also for the speed of what ran before."""
     if facts.remeasurement:
+        past = ""
+        if facts.retuned and facts.retuned.launch:
+            of = f"FROM mine s WHERE s.kind = 'score' AND s.key = {_text(facts.retuned.launch)}"
+            past = f",\n       (SELECT s.record->>'$.tokens_per_s_per_gpu' {of}) AS ran_before"
         return (
             "SELECT record->>'$.baseline_mean' AS before, record->>'$.leader_mean' AS after,\n"
-            "       record->>'$.gain' AS gain, record->>'$.band' AS band, record->>'$.reason' AS reason\n"
-            "FROM mine WHERE kind = 'remeasurement';"
+            "       record->>'$.gain' AS gain, record->>'$.band' AS band, record->>'$.reason' AS reason"
+            f"{past}\nFROM mine WHERE kind = 'remeasurement';"
         )
     return (
         "SELECT kind, key, record->>'$.mean' AS baseline, record->>'$.band' AS band,\n"

@@ -129,14 +129,15 @@ def worth_notes(facts: ReportFacts) -> list[str]:
 def payback_lines(facts: ReportFacts) -> list[str]:
     """Return when the tuning is paid back, with the band and the sum behind it; nothing without a gain."""
     found = claims.paid(facts)
-    if found is None or facts.claim is None:
-        return []
-    gpus, saved = facts.campaign.workload.gpus, facts.claim.gain / (1 + facts.claim.gain)
+    if found is None:
+        return claims.unpaid(facts)
+    gpus, saved = facts.campaign.workload.gpus, 1 - found.hours / found.baseline_hours
+    past, whose = (f"the recipe of {clean(facts.retuned.of)}", "its") if facts.retuned else ("the baseline", "the baseline's")
     high = claims.length(found.high) if found.high is not None else "never"
     return [
         f"The tuning has paid for itself after {claims.length(found.hours)} of training with the new recipe on "
-        f"{facts.units.devices(gpus)}, which the baseline needs {claims.length(found.baseline_hours)} for: "
-        f"{facts.units.spent(facts.total_gpu_hours)} charged ÷ ({gpus:,} × {share_pct(saved)} of the baseline's time saved). "
+        f"{facts.units.devices(gpus)}, which {past} needs {claims.length(found.baseline_hours)} for: "
+        f"{facts.units.spent(facts.total_gpu_hours)} charged ÷ ({gpus:,} × {share_pct(saved)} of {whose} time saved). "
         f"With the gain at the edges of its noise band: {claims.length(found.low)} to {high}."
     ]
 
