@@ -27,7 +27,7 @@ from attuner.policy.conditions import check_condition
 from attuner.policy.inherit import Inherits, inherited
 from attuner.policy.register import Register, build_register
 from attuner.policy.zones import Limits, Tolerance, build_limits
-from attuner.yamlfile import parse, read_yaml
+from attuner.yamlfile import is_file, parse, read_yaml
 
 POLICY = Path(__file__).parent / "policy"
 ALSO_JUDGE = (
@@ -52,7 +52,7 @@ REPLAY = "replay"
 def _find(name: str, near: Path, roots: list[Path]) -> Path:
     """Return the file that a campaign names: beside it, in its configs/ folder, or in one of the roots."""
     tried = [near.parent / name, near.parent.parent / name, *(r / name for r in roots)]
-    found = next((p for p in tried if p.is_file()), None)
+    found = next((p for p in tried if is_file(p)), None)
     if found is None:
         raise UserError(f"{near}: {name}: no such file; looked in {', '.join(sorted({str(p.parent) for p in tried}))}")
     return found

@@ -5,14 +5,45 @@ Every problem is one line that names the file, the entry and the key.
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from attuner.core.base import Record, Value
 from attuner.core.campaign import ProposerSpec
 from attuner.core.errors import UserError
-from attuner.yamlfile import parse, read_yaml
+from attuner.yamlfile import is_file, parse, read_yaml
+
+FIELDS = (
+    *(
+        "attuner",
+        "rules",
+        "framework",
+        "commit",
+        "patches",
+        "script",
+        "model",
+        "data",
+        "hardware",
+        "image",
+        "cluster",
+        "cluster_env",
+    ),
+    *("python", "torch", "cuda", "nccl", "nccl_plugin", "driver", "kernel", "ray", "megatron_core", "megatron_commit"),
+    *(
+        "megatron_bridge",
+        "nemo_automodel",
+        "slime",
+        "slime_commit",
+        "sglang",
+        "transformer_engine",
+        "flash_attn",
+        "apex",
+        "deep_ep",
+    ),
+)
+"""Fields of an environment that can differ between two nights: what files declare, and what launches report of themselves."""
 
 
 class AlertLimits(Record):
@@ -40,6 +71,16 @@ class Watched(Record):
     ignore: list[str] = Field(
         default_factory=lambda: ["attuner"], description="fields of the environment whose change is no reason to re-tune"
     )
+
+    @field_validator("ignore")
+    @classmethod
+    def _fields(cls, names: list[str]) -> list[str]:
+        for name in names:
+            if name not in FIELDS:
+                near = difflib.get_close_matches(name, FIELDS, n=1, cutoff=0.6)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(FIELDS)}"
+                raise ValueError(f"{name}: no field of an environment; {hint}")
+        return names
 
     @model_validator(mode="after")
     def _known(self) -> Watched:
@@ -80,9 +121,10 @@ def load_watch(path: Path) -> list[Watched]:
 
 def _file(entry: Watched, near: Path) -> Path:
     tried = [near.parent / entry.campaign, near.parent.parent / entry.campaign, Path(entry.campaign)]
-    there = next((p.resolve() for p in tried if p.is_file()), None)
+    there = next((p.resolve() for p in tried if is_file(p)), None)
     if there is None:
-        raise UserError(f"{near}: {entry.name}: campaign: {entry.campaign}: no such file")
+        name = entry.campaign if entry.campaign.isprintable() and len(entry.campaign) < 200 else f"{entry.campaign[:60]!a}…"
+        raise UserError(f"{near}: {entry.name}: campaign: {name}: no such file")
     return there
 
 

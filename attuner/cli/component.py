@@ -6,8 +6,6 @@ import argparse
 import json
 from pathlib import Path
 
-import yaml
-
 from attuner.cli.gate import frame
 from attuner.config import load_register
 from attuner.core.base import Value
@@ -19,6 +17,7 @@ from attuner.policy.gate import config_look, missing_tests
 from attuner.ports import Kit
 from attuner.settings import load_settings
 from attuner.steps.common import SHARED_TESTS, scope_of
+from attuner.yamlfile import documents
 
 Swap = tuple[str, str, Value, Value]
 
@@ -52,14 +51,14 @@ def changes(pairs: list[str]) -> dict[str, Value]:
     """Return KEY=VALUE pairs as arguments; values are read as YAML scalars or lists.
 
     Raises:
-        UserError: a pair has no `=`.
+        UserError: a pair has no `=`, or its value is no YAML.
     """
     found: dict[str, Value] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         if not sign or not key:
             raise UserError(f"{pair}: a change is KEY=VALUE, e.g. attention_implementation=sdpa")
-        found[key] = yaml.safe_load(value)
+        found[key] = next(iter(documents(value, pair)), None)
     return found
 
 
