@@ -15,6 +15,7 @@ from attuner.report import facts as page
 from attuner.report.facts import Claim, ReportFacts
 from attuner.report.retuned import Retuned, retuned
 from attuner.report.rows import LaunchRow, launch_rows
+from attuner.report.spend import budget_of
 from attuner.report.terminal import DASH, pct, rate, share_pct
 from attuner.report.words import Units, clean, units_for, when
 
@@ -35,6 +36,7 @@ class Brief:
     remeasurement: Remeasurement | None
     rows: tuple[LaunchRow, ...]
     total_gpu_hours: float
+    budget_gpu_hours: float | None
     reviews: tuple[str, ...]
     last_at: float
 
@@ -69,6 +71,7 @@ def _brief(history: History) -> Brief:
         remeasurement=history.remeasurement(),
         rows=launches,
         total_gpu_hours=total,
+        budget_gpu_hours=budget_of(history),
         reviews=page.open_reviews(history, leader),
         last_at=max(e.at for e in events),
     )
@@ -80,7 +83,6 @@ def row(facts: ReportFacts | Brief) -> dict[str, Any]:
     launched = [r for r in facts.rows if r.num_attempts > 0]
     misses = [abs(miss) for r in facts.rows if (miss := r.miss()) is not None]
     kept = facts.state == "baseline kept" or (again is not None and again.kept_baseline)
-    budget = facts.campaign.budget.gpu_hours
     return {
         "campaign": facts.campaign_id,
         "model": work.model,
@@ -98,7 +100,7 @@ def row(facts: ReportFacts | Brief) -> dict[str, Any]:
         "num_launches": len(launched),
         "num_failed": sum(r.failed for r in launched),
         "gpu_hours": facts.total_gpu_hours,
-        "budget_gpu_hours": None if budget == "auto" else budget,
+        "budget_gpu_hours": facts.budget_gpu_hours,
         "prediction_miss": sum(misses) / len(misses) if misses else None,
         "num_reviews": len(facts.reviews),
         "updated_at": facts.last_at,

@@ -137,9 +137,8 @@ def noise(facts: ReportFacts) -> str:
 
 def cost(facts: ReportFacts) -> str:
     """Return what the campaign was charged, and of which budget; with the dollars of a language model that searched."""
-    stated, spec = facts.details.budget_gpu_hours, facts.campaign.proposer
-    budget = facts.campaign.budget.gpu_hours if stated is None else stated
-    of = "" if budget == "auto" else f" of {facts.units.amount(budget)}"
+    budget, spec = facts.budget_gpu_hours, facts.campaign.proposer
+    of = "" if budget is None else f" of {facts.units.amount(budget)}"
     charged = f"{facts.units.amount(facts.total_gpu_hours)}{of} {facts.units.time}"
     if not facts.num_model_calls:
         return charged

@@ -10,13 +10,12 @@ from typing import Any
 from attuner.core.diagnosis import Diagnosis
 from attuner.core.events import History
 from attuner.core.recipe import EffectiveConfig
-from attuner.policy import people
 from attuner.report.economy import Economy, economy
 from attuner.report.people import Rerun, Word, reruns, words
 from attuner.report.predictions import Accuracy, Prediction, accuracy, held_back, predictions
 from attuner.report.rows import LaunchRow
 from attuner.report.setting import Reported, reported
-from attuner.report.spend import DevicePrice, price_of
+from attuner.report.spend import DevicePrice, budget_of, price_of
 from attuner.report.verdicts import VerdictRow, verdict_rows
 from attuner.report.words import Units
 from attuner.traces.diagnosis import diagnose_launch, profiled_ancestor
@@ -49,7 +48,7 @@ class Details:
     words: tuple[Word, ...]
     reruns: tuple[Rerun, ...]
     budget_gpu_hours: float | None
-    """What a person set last; None: the campaign's own holds."""
+    """What the campaign may spend, a person's last word included; None: `auto`, and nothing measured yet."""
 
 
 def details(
@@ -87,7 +86,7 @@ def details(
         reported=reported(history, tuple(sorted(final.versions.items())) if final else ()),
         words=words(history, units),
         reruns=reruns(history),
-        budget_gpu_hours=people.stated_budget(history),
+        budget_gpu_hours=budget_of(history),
     )
 
 

@@ -121,6 +121,11 @@ class ReportFacts:
     last_hash: str
     details: Details
 
+    @property
+    def budget_gpu_hours(self) -> float | None:
+        """Return what the campaign may spend; None while that isn't known."""
+        return self.details.budget_gpu_hours
+
 
 def gather(events: Sequence[Event], context: Context | None = None) -> ReportFacts:
     """Return the facts of one campaign from its events, in ledger order; a later event of a kind and key holds.

@@ -4,6 +4,7 @@ allocations and repeated measurements included."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -120,14 +121,19 @@ def total(found: Sequence[Charge]) -> dict[str, Any]:
     }
 
 
+def budget_of(history: History) -> float | None:
+    """Return what the campaign may spend, device-hours, a person's last word included; None while `auto` waits for a measure."""
+    limit = budget.total(history)
+    return limit if math.isfinite(limit) else None
+
+
 def whole(history: History, prices: dict[str, DevicePrice]) -> dict[str, Any]:
     """Return one campaign's account: its total, its budget, what is held, what the language model cost, each grouping."""
     found = charges(history, prices)
-    stated = history.campaign().budget.gpu_hours
     return {
         "campaign": history.campaign().id,
         **total(found),
-        "budget_gpu_hours": None if stated == "auto" and not history.calibration() else budget.total(history),
+        "budget_gpu_hours": budget_of(history),
         "reserved_gpu_hours": budget.reserved(history),
         "model_usd": dollars.spent_usd(history),
         **{f"by_{name}": summed(found, name) for name in ("purpose", "outcome")},
