@@ -16,7 +16,7 @@ from prefect.events.schemas.events import Event, Resource
 from prefect.exceptions import PrefectHTTPStatusError
 from prefect.types._datetime import now
 
-from attuner.core.errors import Transient
+from attuner.core.errors import Refused, Transient
 from attuner.core.judgement import Note
 from attuner.core.news import News
 from attuner.notify import TRIES, Webhook
@@ -48,7 +48,11 @@ def channels(*, tries: int = TRIES) -> Mapping[str, step.Channel]:
 def event(news: News) -> None:
     """Send news as a Prefect event, and show an alert as an artifact.
 
-    Posted, not queued: once this returns, the server has it. Raises Transient when it hasn't.
+    Posted, not queued: once this returns, the server has it.
+
+    Raises:
+        Transient: it hasn't.
+        Refused: it won't take this piece, however often it is asked.
     """
     resource = Resource({"prefect.resource.id": f"{RESOURCE}.{news.campaign_id}", "prefect.resource.name": news.campaign_id})
     sent = Event(occurred=now("UTC"), event=f"attuner.{news.kind}", resource=resource, payload=news.data())
@@ -57,7 +61,12 @@ def event(news: News) -> None:
             client.request("POST", "/events", json=[sent.model_dump(mode="json")])
         if news.kind.startswith("alert."):
             artifact(news)
-    except (PrefectHTTPStatusError, httpx.HTTPError) as error:
+    except PrefectHTTPStatusError as error:
+        status = error.response.status_code
+        if httpx.codes.is_client_error(status) and status not in (httpx.codes.REQUEST_TIMEOUT, httpx.codes.TOO_MANY_REQUESTS):
+            raise Refused(f"Prefect: {status}") from None
+        raise Transient(f"Prefect: {status}") from None
+    except httpx.HTTPError as error:
         raise Transient(f"Prefect: {type(error).__name__}") from None
 
 
