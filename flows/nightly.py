@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.logging import get_run_logger
 
+from attuner.cli.automations import TAG
 from attuner.core.environment import short
 from attuner.core.errors import AttunerError, Refused, Transient
 from attuner.core.private import mask
@@ -100,7 +101,8 @@ def done(watch: str, name: str, plan: Plan) -> dict[str, str]:
             lasting = isinstance(birth.result(raise_on_failure=False), AttunerError)  # a full disk says nothing of the recipe
             return {"outcome": SAID["broken"], "why": alarm_unborn(plan, told(birth), lasting=lasting)}
         campaign_id = birth.result()
-    state = campaign(campaign_id=campaign_id, return_state=True)
+    with tags(TAG):  # a flow run inside another inherits no tag by itself
+        state = campaign(campaign_id=campaign_id, return_state=True)
     row = {"campaign": campaign_id}
     if state.is_completed():
         return {**row, "outcome": f"{SAID[plan.act]}: {campaign_id} ended"}

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from prefect import flow
+from prefect import flow, tags
 from prefect.runtime import flow_run
 
+from attuner.cli.automations import TAG
 from attuner.core.events import INVALIDATED, History
 from attuner.report.reruns import rerun_rows
 from attuner.settings import load_settings
@@ -47,7 +48,8 @@ def rerun_step(campaign: str, step: Step, key: str = "", *, by: str, why: str) -
         name = ledger.find(campaign)
         rerun(ledger, name, step, key, by=by, why=why, rules_dir=settings.rules_dir(), request=flow_run.id or "")
         try:
-            return str(campaign_flow(campaign_id=name))
+            with tags(TAG):  # a flow run inside another inherits no tag by itself
+                return str(campaign_flow(campaign_id=name))
         finally:
             show(name, step, key, History(ledger.history(name)))
     finally:

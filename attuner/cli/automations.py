@@ -23,7 +23,7 @@ UNTOUCHED_S = 15
 """How long a crashed run is left alone before it goes on: the worker's second report comes meanwhile, and a person may act."""
 LATE_REPORT = "Flow run infrastructure exited with non-zero status code*"
 TAG = "attuner"
-"""Of every deployment in prefect.yaml: automations touch nobody else's runs."""
+"""Of every deployment in prefect.yaml, and of the campaigns that run inside other flows: automations touch nobody else's runs."""
 RESUMES = ("campaign", "rerun-step")
 """Deployments whose crashed runs go on; their flows refuse after a few times (tasks/_restarts.py)."""
 
@@ -34,8 +34,17 @@ def automations() -> dict[str, dict[str, Any]]:
 
 
 def dead_runs() -> dict[str, Any]:
-    """A run that has sent a heartbeat and is silent for SILENT_S is crashed: process and worker are gone."""
-    trigger = {"posture": "Proactive", "after": [HEARTBEAT_EVENT], "expect": ["prefect.flow-run.*"], "within": SILENT_S}
+    """A run that has sent a heartbeat and is silent for SILENT_S is crashed: process and worker are gone.
+
+    A heartbeat carries the run's tags (Prefect 3.9.1, `flow_engine.py`), those of its deployment or of `prefect.tags`.
+    """
+    trigger = {
+        "posture": "Proactive",
+        "after": [HEARTBEAT_EVENT],
+        "expect": ["prefect.flow-run.*"],
+        "within": SILENT_S,
+        "match_related": [_tagged()],
+    }
     action = {"type": "change-flow-run-state", "state": "CRASHED", "message": "no heartbeat"}
     return _automation(DEAD_RUNS, f"after a heartbeat, nothing for {SILENT_S} s: process and worker are gone", trigger, action)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import datetime as dt
 import sys
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -12,11 +14,14 @@ from lab import ROOT
 
 sys.path.insert(0, str(ROOT))  # flows/ and tasks/ are run from the checkout, never installed
 
+from prefect import flow
+from prefect.client.schemas.objects import FlowRun
+from prefect.flow_engine import FlowRunEngine
 from prefect.server.events.schemas.automations import AutomationCore
 from prefect.server.events.schemas.events import ReceivedEvent
 from prefect.states import Crashed, Pending, Running
 
-from attuner.cli.automations import RESUMES, automations, crashed_runs, dead_runs, lost_retries, stuck_runs
+from attuner.cli.automations import HEARTBEAT_EVENT, RESUMES, automations, crashed_runs, dead_runs, lost_retries, stuck_runs
 from attuner.cli.doctor import DEPLOYMENTS
 from tasks._restarts import MOST, restarts
 
@@ -62,8 +67,39 @@ def test_only_our_campaigns_go_on_by_themselves(tag: str, deployment: str, *, he
     assert heeds(crashed_runs(), crash(FIRST, tag=tag, deployment=deployment)) is heeded
 
 
-def test_a_dead_run_of_anybody_is_seen() -> None:
-    assert heeds(dead_runs(), crash(FIRST, tag="x", deployment="y"))
+def heartbeat(*tags: str) -> ReceivedEvent:
+    """A heartbeat as Prefect's engine makes it of a run with these tags."""
+    run = FlowRun(flow_id=uuid4(), tags=list(tags), name="a run")
+    resource, related = FlowRunEngine(flow=flow(name="a-flow")(lambda: None), flow_run=run)._build_heartbeat_event_template()
+    now = dt.datetime.now(dt.UTC)
+    body = {"occurred": now, "received": now, "event": HEARTBEAT_EVENT, "id": uuid4(), "resource": resource}
+    return ReceivedEvent.model_validate({**body, "related": [x.model_dump() for x in related]})
+
+
+def test_only_a_dead_run_of_ours_is_crashed() -> None:
+    assert heeds(dead_runs(), heartbeat("attuner", "nightly"))
+    assert heeds(dead_runs(), crash(FIRST))
+    assert not heeds(dead_runs(), heartbeat())
+    assert not heeds(dead_runs(), heartbeat("x"))
+    assert not heeds(dead_runs(), crash(FIRST, tag="x", deployment="campaign"))
+
+
+def test_a_campaign_inside_another_flow_bears_the_tag() -> None:
+    """Prefect hands no tag down by itself, and the dead campaign of a dead night would stay running."""
+    inside = set()
+    for file in sorted((ROOT / "flows").glob("*.py")):
+        tree = ast.parse(file.read_text())
+        names = {
+            a.asname or a.name
+            for x in ast.walk(tree)
+            if isinstance(x, ast.ImportFrom) and x.module == "flows.campaign"
+            for a in x.names
+        }
+        calls = {x for x in ast.walk(tree) if isinstance(x, ast.Call) and isinstance(x.func, ast.Name) and x.func.id in names}
+        tagged = [x for x in ast.walk(tree) if isinstance(x, ast.With) and ast.unparse(x.items[0]) == "tags(TAG)"]
+        assert calls <= {x for block in tagged for x in ast.walk(block)}, file.name
+        inside |= {file.stem} if calls else set()
+    assert inside == {"nightly", "rerun_step"}
 
 
 def test_only_our_runs_are_called_stuck() -> None:
