@@ -13,6 +13,7 @@ from attuner.policy import budget
 from attuner.report import markdown
 from attuner.report.details import Context
 from attuner.report.facts import gather
+from attuner.report.markdown_parts import esc
 
 
 def _artifact(create: Any, **content: Any) -> None:
@@ -32,7 +33,7 @@ def calibration(campaign_id: str, result: Calibration) -> None:
 def dry_run(name: str, source: str, rows: list[tuple[str, str]]) -> None:
     """Show what a campaign would do, as `attuner check` says it."""
     said = "\n".join(f"{label:12}{text}" if label else text for label, text in rows)
-    text = f"**{source}** is valid. Nothing was launched, recorded or spent.\n\n```text\n{said}\n```\n"
+    text = f"**{esc(source)}** is valid. Nothing was launched, recorded or spent.\n\n```text\n{said}\n```\n"
     _artifact(create_markdown_artifact, key=f"{name}-dry-run", markdown=text, description="dry run")
 
 

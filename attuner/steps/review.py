@@ -8,6 +8,7 @@ from attuner.core.judgement import Score
 from attuner.core.people import ReviewAnswer
 from attuner.policy import leader, people
 from attuner.ports import Kit
+from attuner.report.markdown_parts import code, esc
 from attuner.steps.common import past, put
 
 
@@ -25,9 +26,9 @@ class Question(Record):
 
     def text(self) -> str:
         """Return the question as a person reads it, Markdown."""
-        lines = "\n".join(f"- `{x}`" for x in self.items)
+        lines = "\n".join(f"- {code(x)}" for x in self.items)
         return (
-            f"**{self.campaign_id}: {self.launch_id}** ({self.title}) runs at {self.tokens_per_s_per_gpu:,.0f} tokens/s "
+            f"**{self.campaign_id}: {self.launch_id}** ({esc(self.title)}) runs at {self.tokens_per_s_per_gpu:,.0f} tokens/s "
             f"per device, {self.gain_over_baseline:+.1%} over the baseline. Fixed code could not decide this:\n\n{lines}\n\n"
             f"Not admitted, {self.instead} ships."
         )

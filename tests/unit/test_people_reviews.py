@@ -191,3 +191,20 @@ def test_a_refusal_that_a_rerun_set_aside_waits_for_a_person() -> None:
     assert shipped(made) == ""
     answered(made, "l02", "admit")
     assert shipped(made) == "l02"
+
+
+def test_a_proposers_title_stays_words_in_the_question() -> None:
+    asked = review.Question(
+        campaign_id=ID,
+        launch_id="l07",
+        title="<img src=x> [click](http://evil)\n# head",
+        tokens_per_s_per_gpu=1.0,
+        gain_over_baseline=0.5,
+        instead="the baseline",
+        items=["review  X-1  `a` <script>"],
+    )
+    text = asked.text()
+    assert "\n# head" not in text
+    assert "\\<img" in text
+    assert "\\[click" in text
+    assert "``review X-1 `a` <script>``" in text
