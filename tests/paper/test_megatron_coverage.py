@@ -214,13 +214,13 @@ def test_a_reason_speaks_of_few_arguments(register: Register, arguments: list[st
 
 
 def test_every_rule_has_a_source_and_examples_that_come_out_and_all_are_read_in_time(register: Register) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     again = load_register(RULES, "megatron")
     problems = [problem for rule in again.rules for problem in check_rule(rule)]
-    spent = time.perf_counter() - start
+    spent = time.process_time() - start
     assert problems == []
     assert all(text.strip() for rule in register.rules for text in rule.source)
-    assert spent < 3, f"reading and checking took {spent:.1f} s"
+    assert spent < 3, f"reading and checking took {spent:.1f} s of CPU"
 
 
 def test_no_argument_is_admitted_and_refused_at_once(register: Register, arguments: list[str]) -> None:

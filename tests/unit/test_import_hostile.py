@@ -50,13 +50,13 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_source_ends_with_one_line(name: str, tmp_path: Path) -> None:
     file, text, what = HOSTILE[name]
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UserError) as error:
         imported(tmp_path, text, file)
     assert what in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 500
-    assert time.perf_counter() - start < 20
+    assert time.process_time() - start < 20
 
 
 def test_nothing_of_a_script_is_executed(tmp_path: Path) -> None:
@@ -129,10 +129,10 @@ def test_a_binary_file_is_no_source(tmp_path: Path) -> None:
 
 
 def test_no_pattern_takes_long() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert not matches("*a" * 50 + "b", "a" * 4096)
     assert matches("*a*b?[0-9]*", "xxaxxbz5yy")
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
 
 
 FRAGMENTS = [
