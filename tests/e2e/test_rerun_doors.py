@@ -57,7 +57,11 @@ class Shop:
     def close(self) -> None:
         for process in (self.worker, self.server.process):
             process.terminate()
-            process.wait(180)
+            try:
+                process.wait(60)
+            except subprocess.TimeoutExpired:  # a worker that lost sight of a run waits for it; a second word ends it
+                process.terminate()
+                process.wait(60)
 
     def trigger(self, deployment: str, **parameters: Any) -> str:
         return self.server.run_of(deployment, parameters)
