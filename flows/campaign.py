@@ -89,27 +89,33 @@ def campaign(
 
 
 def prepare(name: str) -> None:
-    """Make the common checkpoint that every launch starts from."""
+    """Make the common checkpoint that every launch starts from; a failure gets one fresh attempt."""
     launch_id = plan_prepare(name)
-    if launch_id:
-        launch(name, launch_id)
+    if launch_id and launch(name, launch_id) != "ok":
+        launch(name, launch_id, again=True)
 
 
 def calibrated(name: str, number: int) -> str:
-    """Run one round of baseline runs; return `quiet` or `busy`."""
+    """Run one round of baseline runs; return `quiet` or `busy`. A failed one gets a fresh attempt: the recipe is known to run."""
     launches = plan_calibration(name, number)
     for launch_id in launches:
-        if measured(name, launch_id) in ("failed", "invalid", "refuse"):
+        if measured(name, launch_id, repeated=("invalid", "failed")) in ("failed", "invalid", "refuse"):
             break  # a baseline that can't be measured has no campaign, and its other runs would only cost
     return calibrate(name, number) if launches else "busy"
 
 
-def measured(name: str, launch_id: str) -> str:
-    """Launch, profile and score; an invalid measurement gets one fresh attempt."""
+def measured(name: str, launch_id: str, *, repeated: tuple[str, ...] = ("invalid",)) -> str:
+    """Launch, profile and score; an invalid measurement gets one fresh attempt.
+
+    Args:
+        name: the campaign.
+        launch_id: the launch.
+        repeated: outcomes after which the fresh attempt is made.
+    """
     launch(name, launch_id)
     profile(name, launch_id)
     outcome = score(name, launch_id)
-    if outcome == "invalid":
+    if outcome in repeated:
         launch(name, launch_id, again=True)
         profile(name, launch_id, again=True)
         outcome = score(name, launch_id, again=True)

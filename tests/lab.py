@@ -272,11 +272,11 @@ class Lab:
 
 
 def measured(kit: Kit, launch_id: str) -> None:
-    """As flows/campaign.py: launch, profile, score, and one fresh attempt for an invalid measurement."""
+    """As flows/campaign.py: launch, profile, score, and one fresh attempt for an invalid measurement or a failed baseline."""
     launch(kit, ID, launch_id)
     profile(kit, ID, launch_id)
     found = score(kit, ID, launch_id)
-    if found is not None and not found.valid:
+    if found is None or not found.valid:
         launch(kit, ID, launch_id, again=True)
         profile(kit, ID, launch_id)
         score(kit, ID, launch_id)
@@ -297,8 +297,8 @@ def begin(kit: Kit, born: Campaign) -> None:
     """Birth, checkpoint and calibration."""
     birth(kit, born)
     prepared = plan_prepare(kit, ID)
-    if prepared:
-        launch(kit, ID, prepared)
+    if prepared and launch(kit, ID, prepared).status != "ok":
+        launch(kit, ID, prepared, again=True)
     for number in (1, 2):
         launches = plan_calibration(kit, ID, number=number)
         for launch_id in launches:

@@ -161,8 +161,8 @@ def steps(kit: Kit, born: Campaign) -> None:
     """Take a campaign from birth to its re-measurement, as flows/campaign.py composes it, without Prefect."""
     birth(kit, born)
     prepared = plan_prepare(kit, born.id)
-    if prepared:
-        launch(kit, born.id, prepared)
+    if prepared and launch(kit, born.id, prepared).status != "ok":
+        launch(kit, born.id, prepared, again=True)
     for number in (1, 2):
         launches = plan_calibration(kit, born.id, number=number)
         for launch_id in launches:
@@ -180,7 +180,7 @@ def _measured(kit: Kit, name: str, launch_id: str) -> None:
     launch(kit, name, launch_id)
     profile(kit, name, launch_id)
     found = score(kit, name, launch_id)
-    if found is not None and not found.valid:
+    if found is None or not found.valid:
         launch(kit, name, launch_id, again=True)
         profile(kit, name, launch_id)
         score(kit, name, launch_id)

@@ -142,9 +142,16 @@ def cause(run_dir: Path, outcome: str, detail: str) -> tuple[str, str, str]:
 
 
 def _last_line(path: Path) -> str:
+    """Return what a log ends with: torchrun's root cause where a signal ended a rank, else the last line that holds a word."""
     if not path.exists():
         return ""
     with path.open("rb") as log:
         log.seek(max(path.stat().st_size - 65536, 0))
-        lines = [x for x in log.read().decode(errors="replace").splitlines() if x.strip()]
-    return lines[-1] if lines else ""
+        lines = [x.strip() for x in log.read().decode(errors="replace").splitlines()]
+    spoken = [x for x in lines if any(c.isalnum() for c in x)]
+    roots = [n for n, x in enumerate(spoken) if x.startswith("Root Cause")]
+    told = dict(x.split(":", 1) for x in spoken[roots[-1] :] if ":" in x) if roots else {}
+    found = {name.strip(): value.strip() for name, value in told.items()}
+    if found.get("traceback", "").startswith("Signal"):
+        return f"rank {found.get('rank', '?').split()[0]}: {found['traceback']}"
+    return spoken[-1] if spoken else ""

@@ -27,9 +27,13 @@ def plan_calibration(kit: Kit, campaign_id: str, *, number: int) -> list[str]:
     """Return the launch ids of one round of baseline runs; the last one is profiled after its scored steps.
 
     A second round that the budget does not pay for is not run: the campaign goes on with the first round's wide band.
+
+    Raises:
+        UserError: the checkpoint that every run starts from could not be made.
     """
     history = past(kit, campaign_id)
     campaign = history.campaign()
+    _check_prepared(history)
     planned = any(x.purpose.startswith(f"round {number} ") for x in history.launches() if x.kind == "calibrate")
     if history.find("note", f"calibration {number}", Note) is not None:
         return []  # it was not affordable when it was due; a budget that is freed later must not change the band
@@ -51,6 +55,19 @@ def plan_calibration(kit: Kit, campaign_id: str, *, number: int) -> list[str]:
         ).id
         for run in range(campaign.noise.calibration_runs)
     ]
+
+
+def _check_prepared(history: History) -> None:
+    """Raise UserError if the launch that makes the checkpoint failed: every run after it would fail for want of it, and cost."""
+    trials = [history.trial(x.id) for x in history.launches() if x.kind == "prepare"]
+    failed = next((t for t in trials if t is not None and t.status != "ok"), None)
+    if failed is None or people.cancelled(history) is not None:
+        return
+    campaign = history.campaign()
+    raise UserError(
+        f"{campaign.source_file}: prepare: {failed.launch_id} made no checkpoint ({failed.status}: {failed.cause}); mend the "
+        f"cause, then `attuner rerun {campaign.id} launch {failed.launch_id}`"
+    )
 
 
 def _refusal(history: History, trial: Trial) -> str:

@@ -25,13 +25,15 @@ POLL_S = 0.25
 HEAR_EVERY = 8
 """Polls between two looks at what people said meanwhile."""
 LOST_LIMIT = 2
+CHANCE = ("crash", "hang", "infrastructure")
+"""What may end a run of a recipe that is known to run: a killed rank, a node's hiccup. Out of memory is no chance."""
 
 
 def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -> Trial:
     """Run the launch, or return its trial if it has one.
 
     Args:
-        again: the measurement on record is invalid: make one fresh attempt of the same recipe.
+        again: the measurement on record is invalid, or the baseline itself failed: make one fresh attempt of the same recipe.
 
     Raises:
         Transient: contact lost; call again, it attaches to the same attempt.
@@ -41,7 +43,7 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
     if decided is None:
         raise Broken(f"{campaign_id}: no launch {launch_id} on record; decide it first")
     trial = history.trial(launch_id)
-    if trial is not None and not (again and _measured_invalid(history, trial) and _affordable(history, decided)):
+    if trial is not None and not (again and _to_repeat(history, decided, trial) and _affordable(history, decided)):
         return trial
     seen = max(trial.attempt if trial else 0, history.rerun_after(launch_id))
     while True:
@@ -61,10 +63,17 @@ def launch(kit: Kit, campaign_id: str, launch_id: str, *, again: bool = False) -
         put(kit, campaign_id, "settled", attempt_key(launch_id, attempt.number), settlement)
 
 
-def _measured_invalid(history: History, trial: Trial) -> bool:
-    """Tell whether the trial's measurement is invalid and no fresh attempt was made for it yet: there is one, not more."""
+def _to_repeat(history: History, decided: Launch, trial: Trial) -> bool:
+    """Tell whether the launch gets a fresh attempt: its measurement is invalid, or it is the baseline's and failed by chance.
+
+    There is one, not more. A candidate's failure is data and is not repeated: it may well be its own.
+    """
     score = history.score(trial.launch_id)
-    if score is None or score.valid or score.attempt != trial.attempt:
+    invalid = score is not None and not score.valid and score.attempt == trial.attempt
+    failed = (
+        decided.kind in ("prepare", "calibrate") and trial.status in CHANCE and trial.attempt > history.rerun_after(decided.id)
+    )
+    if not (invalid or failed):
         return False
     closed = [s for s in history.settlements() if s.launch_id == trial.launch_id and not s.lost and not s.interrupted]
     return sum(1 for s in closed if history.rerun_after(trial.launch_id) < s.attempt <= trial.attempt) < 2
