@@ -37,6 +37,11 @@ class Browser:
         self.page.goto(self._base + path, timeout=WAIT_MS)
         self.page.get_by_text(until).first.wait_for()
 
+    def scroll(self) -> None:
+        """Scroll down: Prefect's lists load what comes into view."""
+        self.page.mouse.move(700, 700)
+        self.page.mouse.wheel(0, 3000)
+
     def field(self, name: str) -> Any:
         """Return a form's field by its title."""
         title = self.page.locator(".schema-form-property__label", has_text=re.compile(rf"^{name}( \(Optional\))?$"))

@@ -82,6 +82,8 @@ def test_a_campaign_by_its_form_suspends_for_review_and_ships_what_a_person_admi
         site.until_state(run["id"], "COMPLETED", timeout=600)
         ui.open(f"/runs/flow-run/{run['id']}", until="Completed")
         ui.page.get_by_text("Artifacts", exact=True).first.click()
+        ui.page.get_by_text("Flow run", exact=True).first.wait_for()
+        ui.scroll()
         ui.page.get_by_text(f"{histories(site)[-1].campaign().id}-report").first.wait_for()
         ui.picture("artifacts")
         shown = site.server.ask("POST", "/artifacts/filter", {"limit": 200})
