@@ -68,11 +68,11 @@ class Api:
         state = (found or {}).get("state") or {}
         return str(state.get("type", "")), str(state.get("message") or "")
 
-    def unfinished(self) -> list[str]:
-        """Return the flow runs that have not come to an end."""
+    def unfinished(self, names: Collection[str] = ()) -> list[str]:
+        """Return the flow runs that have not come to an end; of these names, if any are given."""
         kinds = ["SCHEDULED", "PENDING", "RUNNING", "CANCELLING", "PAUSED"]
         found = self.ask("POST", "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": kinds}}}, "limit": 200})
-        return [str(x["id"]) for x in found or []]
+        return [str(x["id"]) for x in found or [] if not names or x["name"] in names]
 
     def put(self, run: str, kind: str, *, name: str = "", message: str = "") -> bool:
         """Set a flow run's state, as a button of the UI or an automation does."""

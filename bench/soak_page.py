@@ -82,7 +82,7 @@ def _seconds(outcomes: list[str]) -> str:
 
 
 def _reasons(found: list[Judged]) -> str:
-    counts = Counter(re.sub(r"[0-9][0-9.,%]*", "N", x.reason)[:110] for x in found)
+    counts = Counter(re.sub(r"[0-9][0-9.,%]*", "N", re.sub(r"/[\w./-]*/", "", x.reason))[:160] for x in found)
     return "### Reasons\n\n" + _table(("reason", "campaigns"), sorted(counts.items(), key=lambda x: -x[1]))
 
 

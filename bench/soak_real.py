@@ -91,8 +91,17 @@ class RealJob:
             self._end("not ended", f"exit {code}: {said}")
         else:
             self.mends += 1
+            self._bury(code)
             self.say("go on", by="resume" if self.campaign else "run", after=str(code), message=said)
             self.process = None
+
+    def _bury(self, code: int) -> None:
+        """Mark the flow run of a killed command as crashed, as the automation does when its heartbeat is missed."""
+        if code >= 0 or "PREFECT_API_URL" not in self.env:
+            return
+        for run in self.house.api.unfinished({f"campaign {self.case.name}", f"campaign {self.campaign}"}):
+            if self.house.api.put(run, "CRASHED", message="no heartbeat"):
+                self.say("note", text=f"{run} without a process: marked as crashed, as the automation does")
 
     def _last_words(self) -> str:
         lines = [x for x in self.log.read_text(errors="replace").splitlines() if x.strip()]
