@@ -76,7 +76,7 @@ def campaign(
         return Completed(name="DryRun", message=said, data=said)
     with kit_session():
         name = campaign_id or birth(file, changes)
-        with open_kit(name) as kit, cluster_turn(cluster_of(kit, name)):
+        with open_kit(name) as kit, cluster_turn(cluster_of(kit, name), name):
             prepare(name)
             if calibrated(name, 1) == "busy":
                 calibrated(name, 2)

@@ -60,13 +60,18 @@ def limit_name(cluster: str) -> str:
 
 
 @contextmanager
-def cluster_turn(cluster: str) -> Iterator[None]:
-    """Hold the cluster ('': none is needed); a flow run that holds it, itself or by the flow that called it, goes on at once."""
+def cluster_turn(cluster: str, campaign_id: str = "") -> Iterator[None]:
+    """Hold the cluster ('': none is needed); a flow run that holds it, itself or by the flow that called it, goes on at once.
+
+    Args:
+        cluster: which.
+        campaign_id: the campaign whose lease the caller holds: a holder of the same campaign is dead then, whatever it says.
+    """
     name, run = limit_name(cluster), flow_run.id
     if not cluster or not PREFECT_API_URL.value() or not run or name in _held.get():
         yield
         return
-    turn = Turn(name, cluster, UUID(run))
+    turn = Turn(name, cluster, UUID(run), campaign_id)
     turn.take()
     token = _held.set(_held.get() | {name})
     try:
@@ -86,8 +91,11 @@ def cluster_of(kit: Kit, campaign_id: str) -> str:
 class Turn:
     """One flow run's turn on one cluster."""
 
-    def __init__(self, name: str, cluster: str, run: UUID, *, now: Callable[[], float] = time.monotonic) -> None:
-        self._name, self._cluster, self._run, self._now = name, cluster, run, now
+    def __init__(
+        self, name: str, cluster: str, run: UUID, campaign_id: str = "", *, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._name, self._cluster, self._run, self._campaign, self._now = name, cluster, run, campaign_id, now
+        self._left: tuple[dict[str, str], float] = ({}, now())
         self._lease: UUID | None = None
         self._shown = ""
         self._free_since: float | None = None
@@ -129,20 +137,33 @@ class Turn:
         free = client.read_global_concurrency_limit_by_name(self._name).active_slots == 0
         self._free_since = (self._free_since if self._free_since is not None else self._now()) if free else None
         holder, ahead = _holder(client, self._name, self._run), self._ahead(client)
-        claimed = ahead is not None or (holder is not None and _comes_back(holder))
+        dead = self._ours_before()
+        claimed = ahead is not None or (holder is not None and _comes_back(holder) and not dead)
         waited = self._now() - self._free_since if self._free_since is not None else 0.0
         if free and (not claimed or waited > GRACE_S) and self._acquire(client):
             return True
-        if not free and holder is not None and _ended_long_ago(holder):
+        if not free and ((holder is not None and _ended_long_ago(holder)) or (dead and self._left_behind())):
             client.release_concurrency_slots([self._name], 1, 1.0)  # its lease was lost with a restarted server
         self._show(client, holder, ahead)
         return False
+
+    def _ours_before(self) -> bool:
+        """Tell whether the holder is a process of our own campaign: whoever holds a campaign's lease is its only process."""
+        note = _note(self._name)
+        return bool(self._campaign) and note.get("campaign") == self._campaign and note.get("flow_run") != str(self._run)
+
+    def _left_behind(self) -> bool:
+        """Tell whether the slot has stayed taken for longer than a dead holder's lease can last: the server forgot the lease."""
+        note = _note(self._name)
+        if note != self._left[0]:
+            self._left = (note, self._now())
+        return self._now() - self._left[1] > GRACE_S
 
     def _acquire(self, client: SyncPrefectClient) -> bool:
         self._lease = _acquired(client, self._name, self._run)
         if self._lease is None:
             return False
-        note = {"flow_run": str(self._run), "lease": str(self._lease)}
+        note = {"flow_run": str(self._run), "lease": str(self._lease), "campaign": self._campaign}
         Variable.set(_variable(self._name), json.dumps(note), overwrite=True)
         return True
 

@@ -89,3 +89,16 @@ class Server:
             for t in self.ask("POST", "/task_runs/filter", body) or []
             if t["state"]
         ]
+
+
+def stopped(process: subprocess.Popen[bytes]) -> None:
+    """End a server or a worker; a worker of Prefect 3.9 at times sits on its first SIGTERM, and heeds the second."""
+    for _ in range(2):
+        process.terminate()
+        try:
+            process.wait(60)
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    process.kill()
+    process.wait(30)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect_server import PREFECT, Server
+from prefect_server import PREFECT, Server, stopped
 
 from attuner.core.events import History
 
@@ -52,8 +52,7 @@ def worker(server: Server, project: Path, tmp_path: Path) -> Iterator[subprocess
         command = [*PREFECT, "worker", "start", "--pool", "attuner"]
         process = subprocess.Popen(command, env=server.env, cwd=project, stdout=out, stderr=out)
     yield process
-    process.terminate()
-    process.wait(180)  # it lets what runs come to its end; a busy machine takes its time
+    stopped(process)
 
 
 def test_a_retry_runs_only_the_failed_task_and_what_follows(

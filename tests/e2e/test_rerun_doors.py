@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prefect_server import PREFECT, Server
+from prefect_server import PREFECT, Server, stopped
 
 from attuner.core.events import History
 from attuner.ledgers.duckdb_file import DuckdbLedger
@@ -56,12 +56,7 @@ class Shop:
 
     def close(self) -> None:
         for process in (self.worker, self.server.process):
-            process.terminate()
-            try:
-                process.wait(60)
-            except subprocess.TimeoutExpired:  # a worker that lost sight of a run waits for it; a second word ends it
-                process.terminate()
-                process.wait(60)
+            stopped(process)
 
     def trigger(self, deployment: str, **parameters: Any) -> str:
         return self.server.run_of(deployment, parameters)

@@ -6,6 +6,8 @@ import itertools
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +105,29 @@ def test_a_server_that_restarts_and_forgets_its_leases_drops_nobody(site: Site, 
     assert [x[0] for x in spans(book)] == ["a", "b"]
     assert spans(book)[1][1] >= spans(book)[0][2]
     assert site.server.ask("GET", "/v2/concurrency_limits/attuner-forgot")["active_slots"] == 0
+
+
+def test_a_killed_holder_of_ones_own_campaign_holds_nobody_up_even_if_the_server_forgot_it(site: Site, tmp_path: Path) -> None:
+    """Started by hand, no worker sees that it died; its flow run stays Running, and the restarted server keeps its slot."""
+    book = tmp_path / "book"
+    words = "import sys; from turn_flow import hold; hold(*sys.argv[1:])"
+
+    def by_hand(name: str, until: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", words, name, str(book), until, "own", "lab-0001"]
+        env = {**site.server.env, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'e2e'}"}
+        return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    first = by_hand("a", str(tmp_path / "never"))
+    site.server.until(book.exists, 90)
+    first.kill()
+    first.wait(30)
+    site.server.process.terminate()
+    site.server.process.wait(30)
+    site.server.start()
+    second = by_hand("b", "")
+    assert second.wait(240) == 0
+    assert [x[0] for x in spans(book)] == ["a", "b"]
+    assert site.server.ask("GET", "/v2/concurrency_limits/attuner-own")["active_slots"] == 0
 
 
 def lease(site: Site, cluster: str) -> str:

@@ -11,9 +11,9 @@ from tasks._cluster import cluster_turn
 
 
 @flow(name="hold", persist_result=True)
-def hold(name: str, book: str, until: str = "", cluster: str = "lab") -> str:
+def hold(name: str, book: str, until: str = "", cluster: str = "lab", campaign: str = "") -> str:
     """Write down when the cluster was held, from and to; it is held until the file `until` exists."""
-    with cluster_turn(cluster):
+    with cluster_turn(cluster, campaign):
         note(book, f"{name} from {time.time()}")
         while until and not Path(until).exists():
             time.sleep(0.1)
