@@ -180,7 +180,7 @@ def test_what_a_form_replaced_goes_on_record_without_its_secret(tmp_path: Path) 
         ({"script": [{"set": {"a": "https://hooks.slack.com/services/T0/B0/zzz"}}]}, ".script.0.set.a"),
         ({"arguments": {"input_key": "prompt", "fim_pad_token": "<pad>", "metric_key": "loss"}}, ""),
         ({"changed": [{"key": "proposer.base_url", "before": "https://(secret)@h/", "after": ""}]}, ""),
-        ({"image_pull_secrets": ["regcred"], "source_file": "/work/key=x/c.yaml"}, ""),
+        ({"image_pull_secrets": ["regcred"], "source_file": "/srv/key=x/c.yaml"}, ""),
     ],
 )
 def test_the_place_of_a_secret_in_a_record_is_named(data: dict[str, object], where: str) -> None:
