@@ -7,7 +7,7 @@ import math
 from attuner.core.campaign import Campaign
 from attuner.core.errors import BudgetExceeded, UserError
 from attuner.core.events import History
-from attuner.core.run import Launch
+from attuner.core.run import Launch, LaunchKind, Trial
 from attuner.policy import people, rounds
 
 AUTO_LAUNCHES = 30
@@ -34,10 +34,14 @@ def total(history: History) -> float:
         return stated
     if campaign.budget.gpu_hours != "auto":
         return float(campaign.budget.gpu_hours)
-    runs = [t for t in (history.trial(x.id) for x in history.launches() if x.kind == "calibrate" and not x.profile_steps) if t]
-    if not runs:
-        return math.inf
-    return math.ceil(AUTO_LAUNCHES * runs[0].own_gpu_hours() / AUTO_ROUND) * AUTO_ROUND
+    runs = _baseline_runs(history)
+    return math.ceil(AUTO_LAUNCHES * runs[0].own_gpu_hours() / AUTO_ROUND) * AUTO_ROUND if runs else math.inf
+
+
+def _baseline_runs(history: History) -> list[Trial]:
+    """Return the trials of calibration that ended well and were not profiled: what one launch costs can be read from them."""
+    runs = [history.trial(x.id) for x in history.launches() if x.kind == "calibrate" and not x.profile_steps]
+    return [t for t in runs if t is not None and t.status == "ok"]
 
 
 def spent(history: History) -> float:
@@ -91,17 +95,22 @@ def remaining(history: History, *, for_remeasure: bool = False) -> float:
     return left if for_remeasure else left - remeasure_reserve(history)
 
 
-def require(history: History, gpu_hours: float, *, for_remeasure: bool = False) -> None:
-    """Raise BudgetExceeded unless `gpu_hours` fit into what remains."""
-    left = remaining(history, for_remeasure=True) if for_remeasure else _for_search(history)
+def left_for(history: History, kind: LaunchKind) -> float:
+    """Return what a launch of this kind may reserve, device-hours.
+
+    A search launch leaves a whole re-measurement, for it may bring another leader; a check that a look asks for, also while the
+    re-measurement runs, leaves what is still missing of it.
+    """
+    if kind == "search" and people.cancelled(history) is None:
+        return remaining(history, for_remeasure=True) - round_reserve(history)
+    return remaining(history, for_remeasure=kind == "remeasure")
+
+
+def require(history: History, gpu_hours: float, *, kind: LaunchKind = "search") -> None:
+    """Raise BudgetExceeded unless `gpu_hours` fit into what is left for a launch of this kind."""
+    left = left_for(history, kind)
     if gpu_hours > left + 1e-9:
         raise BudgetExceeded(f"budget: this launch reserves {gpu_hours:.4f} device-hours, {max(left, 0):.4f} are left")
-
-
-def _for_search(history: History) -> float:
-    """Return what a search launch may reserve, device-hours: a whole re-measurement stays, for it may bring another leader."""
-    share = 0.0 if people.cancelled(history) is not None else round_reserve(history)
-    return remaining(history, for_remeasure=True) - share
 
 
 def check_at_birth(campaign: Campaign, *, source: str) -> None:
@@ -163,13 +172,12 @@ def _payable(history: History, launch: Launch) -> float:
     """Return what an attempt of this launch may cost now, device-hours."""
     if launch.kind not in ("search", "check"):
         return total(history) - spent(history)
-    return _for_search(history) + (launch.reserve_gpu_hours if _is_open(history, launch.id) else 0.0)
+    return left_for(history, launch.kind) + (launch.reserve_gpu_hours if _is_open(history, launch.id) else 0.0)
 
 
 def _why_no_calibration(history: History, left: float) -> str:
     """Return why calibration need not go on: at the least measured cost, what must still run is more than what is left."""
-    runs = [x for x in history.launches() if x.kind == "calibrate"]
-    trials = [t for x in runs if not x.profile_steps and (t := history.trial(x.id)) and t.status == "ok"]
+    runs, trials = [x for x in history.launches() if x.kind == "calibrate"], _baseline_runs(history)
     if not trials:
         return ""
     cost = min(t.own_gpu_hours() for t in trials)

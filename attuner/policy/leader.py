@@ -42,7 +42,8 @@ def shippable(history: History) -> Score | None:
 
     With `gate.review: before_ship` a leader with an open review item is passed over; leaders below the band of the
     baseline are never considered, and neither is what a person refused. A launch that the looks left to a person never led the
-    search; it is considered once a person admitted all that they left open.
+    search; it is considered once a person admitted all that they left open. A refusal that doesn't hold any more waits for a
+    person whatever the rule: run until it passes, a recipe would else ship past it.
     """
     campaign = history.campaign()
     calibration = history.calibration()
@@ -64,7 +65,8 @@ def shippable(history: History) -> Score | None:
         verdict = history.verdict(launch.hypothesis)
         if verdict is None or verdict.decision == "refuse" or verdict.recipe != launch.recipe:
             continue
-        if campaign.gate.review == "before_ship" and open_reviews(history, score.launch_id):
+        waits = people.open_items(history, score.launch_id)
+        if any(campaign.gate.review == "before_ship" or x.rule.startswith(people.RERUN) for x in waits):
             continue
         return score
     return None

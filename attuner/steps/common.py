@@ -95,7 +95,7 @@ def decide(
         if (launch.kind, launch.purpose, launch.hypothesis) == (kind, purpose, hypothesis):
             return launch
     reserve = budget.reserve(history)
-    budget.require(history, reserve, for_remeasure=kind == "remeasure")
+    budget.require(history, reserve, kind=kind)
     launch = Launch(
         id=f"l{len(history.launches()) + 1:02d}",
         kind=kind,

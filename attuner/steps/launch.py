@@ -84,7 +84,7 @@ def _affordable(history: History, decided: Launch) -> bool:
     trial = history.trial(decided.id)
     if trial is not None and any(a.number > trial.attempt for a in history.attempts(decided.id)):
         return True
-    return budget.remaining(history, for_remeasure=decided.kind == "remeasure") >= decided.reserve_gpu_hours
+    return budget.left_for(history, decided.kind) >= decided.reserve_gpu_hours
 
 
 def _not_to_launch(history: History, decided: Launch) -> str:

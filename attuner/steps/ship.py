@@ -57,7 +57,7 @@ def decide_shipment(history: History, folder: Path) -> Shipment:
     if best is None:
         if waits or any(s.new_leader for s in history.scores()):
             return keep.model_copy(
-                update={"reason": "what beat the baseline waits for a person's review (gate.review: before_ship)"}
+                update={"reason": f"what beat the baseline waits for a person's review (gate.review: {campaign.gate.review})"}
             )
         return keep
     unaffordable = history.find("note", UNAFFORDABLE, Note)

@@ -179,3 +179,21 @@ def test_what_is_left_must_pay_for_ending_a_job_too() -> None:
     book.ran("l01", hours=1.0 - 2 * 5 / 3600)
     book.launch("l02", kind="remeasure")
     assert "device-hours are spent" in budget.why_no_attempt(book.history, book.history.launches()[-1])
+
+
+def test_a_check_while_the_remeasurement_runs_needs_no_second_remeasurement() -> None:
+    book = calibrated(Book(campaign(budget={"gpu_hours": 11.0})))
+    book.put("stop", "final", Stop(reason="done"))
+    for n in range(1, 7):
+        book.launch(f"l0{n}", kind="remeasure", reserve_gpu_hours=1.5)
+    budget.require(book.history, 1.5, kind="check")
+    with pytest.raises(BudgetExceeded):
+        budget.require(book.history, 1.5, kind="search")
+
+
+def test_a_crashed_run_sets_no_auto_budget() -> None:
+    book = Book(campaign(budget={"gpu_hours": "auto"}))
+    book.ran("l01", kind="calibrate", status="crash", hours=0.01)
+    assert budget.total(book.history) == math.inf
+    book.ran("l02", kind="calibrate", hours=0.7)
+    assert budget.total(book.history) == 30.0

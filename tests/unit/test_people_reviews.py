@@ -208,3 +208,16 @@ def test_a_proposers_title_stays_words_in_the_question() -> None:
     assert "\\<img" in text
     assert "\\[click" in text
     assert "``review X-1 `a` <script>``" in text
+
+
+@pytest.mark.parametrize("review", ["before_ship", "report_only"])
+def test_a_refusal_that_was_run_away_waits_for_a_person_whatever_the_rule(review: str) -> None:
+    made = book(review=review)
+    searched(made, 2, 200.0, ADMIT)
+    launch = made.history.launch("l02")
+    assert launch is not None
+    look(made, "l02", launch.recipe, deviation=0.06, decision="refuse")
+    look(made, "l02", launch.recipe, deviation=0.001, decision="admit")  # a rerun judged it again
+    assert shipped(made) == ""
+    answered(made, "l02", "admit")
+    assert shipped(made) == "l02"
