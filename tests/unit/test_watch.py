@@ -303,6 +303,11 @@ def test_a_list_is_read_in_order_and_what_is_off_is_run_only_by_name(tmp_path: P
         ({**ONE, "campaign": "campaigns/two.yaml"}, "one: campaign: campaigns/two.yaml: no such file"),
         ({**ONE, "proposer": {"kind": "catalog"}}, "proposer.kind: unknown key"),
         ({**ONE, "alerts": {"slowdown": 2}}, "one: alerts.slowdown: Input should be less than 1"),
+        ({**ONE, "campaign": "a" * 300}, "one: campaign: 'aaaa"),
+        ({**ONE, "campaign": "a\0b"}, r"one: campaign: 'a\x00b'…: no such file"),
+        ({**ONE, "gpu_hours": int("9" * 400)}, "one: gpu_hours: "),
+        ({**ONE, "ignore": ["pyhton"]}, "one: ignore: pyhton: no field of an environment; did you mean python?"),
+        ({**ONE, "ignore": ["weather"]}, "one: ignore: weather: no field of an environment; known: attuner, rules, "),
     ],
 )
 def test_a_fault_in_the_list_is_one_line_with_file_and_key(tmp_path: Path, entry: dict[str, Any], says: str) -> None:

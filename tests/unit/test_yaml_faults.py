@@ -76,25 +76,6 @@ def watch(tmp_path: Path, **entry: Any) -> Path:
     return file
 
 
-@pytest.mark.parametrize(
-    ("entry", "says"),
-    [
-        ({"campaign": "a" * 300}, "one: campaign: 'aaaa"),
-        ({"campaign": "a\0b"}, r"one: campaign: 'a\x00b'…: no such file"),
-        ({"gpu_hours": int("9" * 400)}, "one: gpu_hours: "),
-        ({"ignore": ["pyhton"]}, "one: ignore: pyhton: no field of an environment; did you mean python?"),
-        ({"ignore": ["weather"]}, "one: ignore: weather: no field of an environment; known: attuner, rules, "),
-    ],
-)
-def test_a_watch_list_that_cannot_be_meant_is_one_line(tmp_path: Path, entry: dict[str, Any], says: str) -> None:
-    file = watch(tmp_path, **entry)
-    with pytest.raises(UserError) as caught:
-        load_watch(file)
-    assert says in str(caught.value)
-    assert str(caught.value).startswith(str(file))
-    assert "\n" not in str(caught.value)
-
-
 def test_an_hour_and_a_half_is_not_ninety_hours(tmp_path: Path) -> None:
     file = watch(tmp_path)
     file.write_text(file.read_text().replace("gpu_hours: 1", "gpu_hours: 1:30"))
